@@ -1,0 +1,189 @@
+"""Why not: which constraint binds, what would fit, how long the wait is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from ..request import GpuRequest
+from .placement import eligible, place, slice_on
+from .policy import Policy
+from .pool import Free, PoolDevice
+
+_STEPS = [Fraction(n, 20) for n in range(19, 0, -1)]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Whether a request fits now and, if not, why.
+
+    ``never`` is true when it would not fit in the empty pool either. ``position`` (from 1) and
+    ``estimate_s`` (seconds) are what it would have in the queue; ``None`` is unknown.
+    """
+
+    fits: bool
+    reason: str
+    message: str
+    hint: str = ""
+    never: bool = False
+    would_fit: tuple[str, ...] = ()
+    position: int | None = None
+    estimate_s: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "fits": self.fits,
+            "reason": self.reason,
+            "message": self.message,
+            "hint": self.hint,
+            "never": self.never,
+            "would_fit": list(self.would_fit),
+            "position": self.position,
+            "estimate_s": self.estimate_s,
+        }
+
+
+class Refused(Exception):
+    """A request that is not granted, with the four fields of every error of ours."""
+
+    def __init__(
+        self, reason: str, message: str, hint: str = "", details: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__(f"{message} {hint}".strip())
+        self.reason = reason
+        self.message = message
+        self.hint = hint
+        self.details = details or {}
+
+    @classmethod
+    def of(cls, explanation: Explanation) -> Refused:
+        return cls(
+            explanation.reason, explanation.message, explanation.hint, explanation.to_dict()
+        )
+
+
+@dataclass(frozen=True)
+class Why:
+    """The constraint that binds, in a stable word and a sentence."""
+
+    reason: str
+    message: str
+    would_fit: tuple[str, ...] = field(default=())
+
+
+def never(
+    request: GpuRequest, workers: int, pool: Sequence[PoolDevice], policy: Policy
+) -> Why | None:
+    """Why the request could not be granted if nobody else were there; ``None`` if it could."""
+    capacity = {member.device.uuid: member.capacity for member in pool}
+    if place(request, workers, pool, capacity, policy) is not None:
+        return None
+    options = would_fit(request, pool, capacity, policy)
+    if not pool:
+        return Why("no_devices", "There is no GPU in this pool.", ("0",))
+    if request.model and not eligible(GpuRequest("auto", model=request.model), pool):
+        names = ", ".join(sorted({member.device.name for member in pool}))
+        return Why("unknown_model", f"No GPU here is a {request.model}: there is {names}.", options)
+    fitting = eligible(request, pool)
+    if request.kind == "mig" and not fitting:
+        profiles = sorted({m.device.profile for m in pool if m.device.profile})
+        there = ", ".join(profiles) if profiles else "no MIG device at all"
+        return Why("unknown_profile", f"No device has the MIG profile {request.profile}: there is {there}.", options)
+    if not fitting:
+        return Why("unknown_model", "Every device here is a MIG instance, granted by its profile.", options)
+    sizes = [slice_on(request, member, policy) for member in fitting]
+    if all(size is None for size in sizes):
+        if request.whole:
+            return Why("insufficient_memory", "Only a part of each GPU belongs to this pool, so no whole one can be granted.", options)
+        return Why("too_small", f"{request} is less than the smallest slice, {policy.smallest_mib} MiB.", options)
+    able = sum(
+        1
+        for member, size in zip(fitting, sizes, strict=True)
+        if size is not None and member.capacity.holds(size)
+    )
+    if able == 0:
+        most = max(member.memory_mib for member in fitting)
+        percent = max(member.compute_percent for member in fitting)
+        return Why(
+            "insufficient_memory",
+            f"{request} is more than any GPU of this pool has: at most {_size(most)} and {percent} % of compute on one.",
+            options,
+        )
+    if workers > 1:
+        return Why("insufficient_devices", f"{workers} workers of {request} are more than the whole pool.", options)
+    return Why("insufficient_devices", f"{request} needs {request.count} GPUs, and the pool has {able} that could serve.", options)
+
+
+def not_now(
+    request: GpuRequest,
+    workers: int,
+    pool: Sequence[PoolDevice],
+    free: Mapping[str, Free],
+    policy: Policy,
+) -> Why:
+    """Which constraint binds for a request that does not fit now but could."""
+    fitting = [m for m in eligible(request, pool) if m.device.uuid in free]
+    options = would_fit(request, pool, free, policy)
+    if not fitting:
+        return Why("device_lost", "Every GPU that could serve this has failed.", options)
+    rooms = [free[member.device.uuid] for member in fitting]
+    most = max(room.memory_mib for room in rooms)
+    if request.kind == "auto":
+        return Why("insufficient_memory", "Nothing is free.", options)
+    sizes = [(slice_on(request, m, policy), free[m.device.uuid]) for m in fitting]
+    able = sum(1 for size, room in sizes if size is not None and room.holds(size))
+    if able:
+        needed = f"{workers} workers of {request}" if workers > 1 else str(request)
+        return Why("insufficient_devices", f"{needed} needs more than the {able} {'GPU that has' if able == 1 else 'GPUs that have'} room now.", options)
+    if any(size is not None and size.memory_mib <= room.memory_mib for size, room in sizes):
+        percent = max(room.compute_percent for room in rooms)
+        return Why("insufficient_compute", f"Of one GPU at most {percent} % of compute is free now.", options)
+    return Why("insufficient_memory", f"Of one GPU at most {_size(most)} of memory is free now.", options)
+
+
+def would_fit(
+    request: GpuRequest,
+    pool: Sequence[PoolDevice],
+    free: Mapping[str, Free],
+    policy: Policy,
+) -> tuple[str, ...]:
+    """The largest requests of each shape that fit in what is free, the model kept if it can be."""
+    model = request.model if request.model and eligible(GpuRequest("auto", model=request.model), pool) else None
+
+    def fits(candidate: GpuRequest) -> bool:
+        return place(candidate, 1, pool, free, policy) is not None
+
+    found: list[str] = []
+    whole_devices = range(len(pool), 0, -1)
+    candidates = [GpuRequest("fraction", n, fraction=Fraction(1), model=model) for n in whole_devices]
+    candidates += [GpuRequest("fraction", fraction=step, model=model) for step in _STEPS]
+    largest = next((candidate for candidate in candidates if fits(candidate)), None)
+    if largest is not None:
+        found.append(str(largest))
+    rooms = [
+        free[m.device.uuid].memory_mib
+        for m in eligible(GpuRequest("memory", memory_mib=1, model=model), pool)
+        if m.device.uuid in free
+    ]
+    most = max(rooms, default=0)
+    size = most - most % 1024 if most >= 1024 else most
+    if size >= policy.smallest_mib and fits(memory := GpuRequest("memory", memory_mib=size, model=model)):
+        found.append(str(memory))
+    for profile in sorted({m.device.profile for m in pool if m.device.profile}):
+        mig = GpuRequest("mig", profile=profile.lower(), model=model)
+        if fits(mig):
+            found.append(str(mig))
+    return tuple(found) or ("0",)
+
+
+def hint(options: Sequence[str]) -> str:
+    """What would fit, as a sentence."""
+    if list(options) == ["0"]:
+        return "Nothing would fit now."
+    return f"Would fit now: {' or '.join(options)}."
+
+
+def _size(mib: int) -> str:
+    return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib} MiB"
