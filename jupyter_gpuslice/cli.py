@@ -1,0 +1,392 @@
+"""The command line: `jupyter gpuslice status | doctor | demo | profiles check | usage`.
+
+Exit status: 0 as asked, 1 it could not be done or what was checked is wrong, 2 the command line
+itself is wrong. Nothing heavy is imported before the command that needs it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlencode
+from urllib.request import Request, urlopen
+
+from ._version import __version__
+
+API = "gpuslice/api/v1/"
+TIMEOUT_SECONDS = 10
+
+
+class CliError(Exception):
+    """A command cannot do what was asked; the message is all that the person sees."""
+
+
+# ---- servers -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server to ask: the address of its REST interface, and how to say who asks."""
+
+    api: str
+    authorization: str
+
+    def get(self, path: str, **query: str) -> Any:
+        """The decoded answer to GET. CliError with the server's own words when it refuses."""
+        url = self.api + path + (f"?{urlencode(query)}" if query else "")
+        headers = {"Accept": "application/json"}
+        if self.authorization:
+            headers["Authorization"] = self.authorization
+        try:
+            # only http(s): the address comes from the environment or from Jupyter's runtime files
+            with urlopen(Request(url, headers=headers), timeout=TIMEOUT_SECONDS) as response:  # noqa: S310
+                return json.load(response)
+        except HTTPError as error:
+            raise CliError(f"{self.api} answered: {_words_of(error)}") from error
+        except (URLError, OSError, ValueError) as error:
+            reason = getattr(error, "reason", error)
+            raise CliError(f"{self.api} cannot be reached: {reason}") from error
+
+
+def _words_of(error: HTTPError) -> str:
+    if error.code == 404:
+        return "404, it does not run the jupyter_gpuslice extension."
+    try:
+        body = json.loads(error.read())
+        message = " ".join(str(body[key]) for key in ("message", "hint") if body.get(key))
+    except (ValueError, AttributeError, TypeError, OSError):
+        message = ""
+    return f"{error.code} {message or error.reason}"
+
+
+def find_servers(environ: Mapping[str, str] = os.environ) -> list[Server]:
+    """The servers to ask: this session's own inside a kernel or terminal, else all that run."""
+    url = environ.get("JUPYTER_GPUSLICE_URL", "")
+    token = environ.get("JUPYTER_GPUSLICE_TOKEN", "")
+    if url and token:
+        return [Server(_api_of(url), f"gpuslice {token}")]
+
+    from jupyter_server.serverapp import list_running_servers
+
+    # a server under a hub has no token of its own, but takes its session's
+    hub_token = environ.get("JUPYTERHUB_API_TOKEN", "")
+    servers = []
+    for info in list_running_servers():
+        if not str(info.get("url", "")).startswith(("http://", "https://")):
+            continue
+        secret = info.get("token") or hub_token
+        servers.append(Server(_api_of(info["url"]), f"token {secret}" if secret else ""))
+    return servers
+
+
+def _api_of(url: str) -> str:
+    base = url.rstrip("/") + "/"
+    return base if base.endswith(API) else base + API
+
+
+def _ask_all(servers: Sequence[Server], path: str, **query: str) -> list[tuple[Server, Any]]:
+    """Every server's answer. One that fails is named on stderr; CliError when all of them do."""
+    answers = []
+    failures = []
+    for server in servers:
+        try:
+            answers.append((server, server.get(path, **query)))
+        except CliError as error:
+            failures.append(str(error))
+    if failures and not answers:
+        raise CliError("\n".join(failures))
+    for failure in failures:
+        print(f"note: {failure}", file=sys.stderr)
+    return answers
+
+
+# ---- text ----------------------------------------------------------------------------------------
+
+
+def table(rows: Iterable[Sequence[str]]) -> str:
+    """Rows of cells as lines with aligned columns."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    )
+
+
+def known(value: object, unit: str = "") -> str:
+    """A measured value with its unit; what is not known is never shown as a number."""
+    return "unknown" if value is None else f"{value}{unit}"
+
+
+def gib(mib: int | float | None) -> str:
+    """Memory for people: GiB with one digit after the point."""
+    return "unknown" if mib is None else f"{mib / 1024:.1f} GiB"
+
+
+def describe_pool(pool: Mapping[str, Any]) -> str:
+    """The devices of a pool and what waits for them, from the REST interface's own JSON."""
+    devices = pool.get("devices", [])
+    if not devices:
+        return "No GPU in this pool."
+    rows = [("DEVICE", "KIND", "FREE", "OF", "COMPUTE FREE", "USED", "BUSY", "HEALTH", "LEASES")]
+    rows += [
+        (
+            device["name"],
+            device["kind"],
+            gib(device["free_mib"]),
+            gib(device["memory_mib"]),
+            known(device["free_percent"], " %"),
+            gib(device["used_mib"]),
+            known(device["utilization_percent"], " %"),
+            device["health"],
+            str(len(device["leases"])),
+        )
+        for device in devices
+    ]
+    return f"{table(rows)}\nIsolation: {pool.get('isolation')}"
+
+
+def describe_leases(leases: Sequence[Mapping[str, Any]]) -> str:
+    """Who holds or waits for what."""
+    if not leases:
+        return "No leases."
+    rows = [("LEASE", "STATE", "REQUEST", "HOLDER", "MEMORY", "NOTE")]
+    for lease in leases:
+        holder = lease["holder"]
+        memory = sum(part["memory_mib"] for part in lease["slices"])
+        position = lease.get("position")
+        rows.append(
+            (
+                lease["id"],
+                lease["state"],
+                lease["request"],
+                f"{holder['kind']} {holder.get('name') or holder['id']}",
+                gib(memory) if lease["slices"] else "-",
+                f"position {position}" if position is not None else "",
+            )
+        )
+    return table(rows)
+
+
+# ---- commands ------------------------------------------------------------------------------------
+
+
+def status(args: argparse.Namespace) -> int:
+    """Devices, what is free, who holds what."""
+    servers = find_servers()
+    if not servers:
+        return _status_of_machine(args)
+    found = []
+    for server, pool in _ask_all(servers, "pool"):
+        leases = server.get("leases")
+        found.append({"server": server.api, "pool": pool, "leases": _listed(leases, "leases")})
+    if args.json:
+        print(json.dumps(found, indent=2))
+        return 0
+    for entry in found:
+        print(f"{entry['server'].removesuffix(API)}\n")
+        print(f"{describe_pool(entry['pool'])}\n\n{describe_leases(entry['leases'])}\n")
+    return 0
+
+
+def _listed(answer: Any, key: str) -> Any:
+    """A list that may stand alone or under a name."""
+    return answer[key] if isinstance(answer, dict) else answer
+
+
+def _status_of_machine(args: argparse.Namespace) -> int:
+    from .devices import open_devices
+
+    source = open_devices()
+    try:
+        devices = source.devices()
+        uses = {use.uuid: use for use in source.sample({})}
+        note = source.note
+    finally:
+        source.close()
+    if args.json:
+        report = [
+            {
+                **device.to_dict(),
+                "used_mib": uses[device.uuid].used_mib if device.uuid in uses else None,
+            }
+            for device in devices
+        ]
+        print(json.dumps({"server": None, "devices": report, "note": note}, indent=2))
+        return 0
+    print("No Jupyter server of yours is running; these are the devices of this machine.\n")
+    if not devices:
+        print(f"None. {note}".strip())
+        return 0
+    rows = [("DEVICE", "KIND", "MEMORY", "USED", "BUSY", "UUID")]
+    for device in devices:
+        use = uses.get(device.uuid)
+        rows.append(
+            (
+                device.name,
+                device.kind,
+                gib(device.memory_mib),
+                gib(use.used_mib if use else None),
+                known(use.utilization_percent if use else None, " %"),
+                device.uuid,
+            )
+        )
+    print(table(rows))
+    return 0
+
+
+def usage(args: argparse.Namespace) -> int:
+    """GPU time held, busy, idle and waited."""
+    servers = find_servers()
+    if not servers:
+        raise CliError("No Jupyter server of yours is running: usage is a server's to tell.")
+    answers = _ask_all(servers, "usage", by=args.by)
+    if args.json:
+        print(json.dumps([{"server": s.api, "usage": u} for s, u in answers], indent=2))
+        return 0
+    for server, answer in answers:
+        entries = _listed(answer, "usage")
+        print(f"{server.api.removesuffix(API)}\n")
+        if not entries:
+            print("Nothing has been held yet.\n")
+            continue
+        columns = list(entries[0])
+        rows = [tuple(column.replace("_", " ").upper() for column in columns)]
+        rows += [tuple(known(entry.get(column)) for column in columns) for entry in entries]
+        print(f"{table(rows)}\n")
+    return 0
+
+
+def doctor(args: argparse.Namespace) -> int:
+    """What this machine has, and how strongly it can keep slices apart."""
+    from .isolation.levels import doctor as report
+
+    print(report())
+    return 0
+
+
+def demo(args: argparse.Namespace) -> int:
+    """A hub with GPU profiles on this machine."""
+    try:
+        from .demo.main import check, serve
+    except ImportError as error:
+        raise CliError(
+            f"The demo needs more than is installed ({error.name} is missing): "
+            "pip install 'jupyter_gpuslice[demo]'"
+        ) from error
+    return check() if args.check else serve()
+
+
+def profiles_check(args: argparse.Namespace) -> int:
+    """Is this file of profiles valid?"""
+    from .hub.profiles import ProfileError, load_profiles
+
+    wrong = 0
+    for path in args.file:
+        try:
+            load_profiles(path)
+        except ProfileError as error:
+            print(error, file=sys.stderr)
+            wrong += 1
+        except OSError as error:
+            print(f"{path}: {error.strerror}", file=sys.stderr)
+            wrong += 1
+        else:
+            print(f"{path}: valid")
+    return 1 if wrong else 0
+
+
+# ---- the command line ----------------------------------------------------------------------------
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands with their options."""
+    top = argparse.ArgumentParser(
+        prog="jupyter gpuslice",
+        description="Slices of GPUs for JupyterHub and JupyterLab.",
+        epilog="`jupyter gpuslice COMMAND --help` says more about each command.",
+    )
+    top.add_argument("--version", action="version", version=__version__)
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def command(name: str, act: Any, about: str, more: str = "") -> argparse.ArgumentParser:
+        sub = commands.add_parser(
+            name, help=about, description=f"{about[0].upper()}{about[1:]}. {more}".strip()
+        )
+        sub.set_defaults(act=act)
+        return sub
+
+    sub = command(
+        "status",
+        status,
+        "show devices, what is free, and who holds what",
+        "Inside a session it asks that session's server; elsewhere every Jupyter server of yours "
+        "that runs; with none running it lists the devices of this machine.",
+    )
+    sub.add_argument("--json", action="store_true", help="print JSON, as the REST interface has it")
+
+    command(
+        "doctor",
+        doctor,
+        "say what this machine has and how strongly it can keep slices apart",
+        "Each isolation level with yes or no, why, and what to do about it.",
+    )
+
+    sub = command(
+        "demo",
+        demo,
+        "run a hub with GPU profiles on this machine, for a look",
+        "Everything runs on loopback, in a temporary directory, as you. It uses the machine's "
+        "GPUs, and simulated ones where there are none. Ctrl-C ends it and leaves nothing behind.",
+    )
+    sub.add_argument(
+        "--check",
+        action="store_true",
+        help="walk the main job by script, report each step, and stop; the exit status tells",
+    )
+
+    groups = commands.add_parser(
+        "profiles", help="work with a hub's file of profiles", description="A hub's profiles."
+    )
+    actions = groups.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    sub = actions.add_parser(
+        "check",
+        help="say whether files of profiles are valid, and where they are not",
+        description="Check files of profiles before a hub reads them.",
+    )
+    sub.add_argument("file", nargs="+", type=Path, metavar="FILE", help="a profiles.yaml")
+    sub.set_defaults(act=profiles_check)
+
+    sub = command("usage", usage, "show GPU time held, busy, idle and waited")
+    sub.add_argument(
+        "--by", choices=("user", "group", "day"), default="user", help="sum by this (default: user)"
+    )
+    sub.add_argument("--json", action="store_true", help="print JSON, as the REST interface has it")
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    args = parser().parse_args(argv)
+    try:
+        return int(args.act(args))
+    except CliError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # the reader of our output left (… | head): nothing is wrong, and nothing more to say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

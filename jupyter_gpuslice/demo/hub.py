@@ -1,0 +1,246 @@
+"""A JupyterHub of its own in a temporary directory, started and taken away again as one thing.
+
+The hub, its proxy, the GPU service and the users' servers all run as this OS user on loopback. All
+their files are in one directory, which goes when the hub goes. It is for trying things out: nothing
+keeps one demo user's processes from another's (a container or systemd spawner would).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from types import TracebackType
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import psutil
+
+USERS = ("ana", "ben")
+SIMULATED = "a100-80gb:2"
+START_SECONDS = 90
+STOP_SECONDS = 30
+
+
+class DemoError(Exception):
+    """The demo cannot go on; the message is for the person who started it."""
+
+
+@dataclass(frozen=True)
+class DemoUser:
+    name: str
+    password: str
+
+
+def free_ports(count: int) -> list[int]:
+    """`count` different ports of loopback that nobody listens on at this moment."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+class DemoHub:
+    """A running demo. Use it as a context manager, or call `start` and `stop`.
+
+    simulate: the devices to simulate, as `c.GpuSlice.simulate`; empty for the real ones.
+    """
+
+    def __init__(self, simulate: str = SIMULATED) -> None:
+        self.simulate = simulate
+        self.users = [DemoUser(name, secrets.token_hex(5)) for name in USERS]
+        self.root = Path()
+        self.url = ""
+        self._hub: subprocess.Popen[bytes] | None = None
+        self._family: dict[int, psutil.Process] = {}
+
+    def __enter__(self) -> DemoHub:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the hub and wait until it answers. DemoError when it does not come up."""
+        self.root = Path(tempfile.mkdtemp(prefix="gpuslice-demo-"))
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self) -> None:
+        port, hub_port, proxy_port, service_port = free_ports(4)
+        self.url = f"http://127.0.0.1:{port}/"
+        for user in self.users:
+            make_home(self.root / "homes" / user.name)
+        config = self.root / "jupyterhub_config.py"
+        config.touch(mode=0o600)
+        config.write_text(
+            render_config(
+                root=self.root,
+                users=self.users,
+                simulate=self.simulate,
+                url=self.url.rstrip("/"),
+                hub_port=hub_port,
+                proxy_port=proxy_port,
+                service_port=service_port,
+            )
+        )
+        with self.log_path.open("wb") as log:
+            self._hub = subprocess.Popen(
+                [sys.executable, "-m", "jupyterhub", "-f", str(config)],
+                cwd=self.root,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "CONFIGPROXY_AUTH_TOKEN": secrets.token_hex(32)},
+                # Ctrl-C is for us: the hub is told afterwards, once, and in the right order
+                start_new_session=True,
+            )
+        self.wait_until(self._answers, START_SECONDS, "the hub to answer")
+
+    @property
+    def log_path(self) -> Path:
+        return self.root / "hub.log"
+
+    def log_tail(self, lines: int = 25) -> str:
+        """The end of the hub's log, for a message that says why something failed."""
+        try:
+            text = self.log_path.read_text(errors="replace")
+        except OSError:
+            return ""
+        return "\n".join(text.splitlines()[-lines:])
+
+    def running(self) -> bool:
+        """Is the hub's process there? Also remembers its descendants, to be sure of them later."""
+        if self._hub is None or self._hub.poll() is not None:
+            return False
+        try:
+            family = psutil.Process(self._hub.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return False
+        self._family.update((each.pid, each) for each in family)
+        return True
+
+    def wait_until(self, done: Callable[[], bool], seconds: float, what: str) -> None:
+        """Wait until `done()`, as long as the hub runs. DemoError after `seconds`."""
+        deadline = time.monotonic() + seconds
+        while not done():
+            if not self.running():
+                raise DemoError(
+                    f"The hub ended while waiting for {what}. Its last words:\n{self.log_tail()}"
+                )
+            if time.monotonic() > deadline:
+                raise DemoError(
+                    f"Waited {seconds:.0f} s for {what}. The hub's last words:\n{self.log_tail()}"
+                )
+            time.sleep(0.1)
+
+    def _answers(self) -> bool:
+        try:
+            with urlopen(f"{self.url}hub/health", timeout=5) as response:  # noqa: S310 - our own URL
+                return bool(response.status == 200)
+        except (URLError, OSError):
+            return False
+
+    def stop(self) -> None:
+        """Stop the hub and everything that it started, and remove its directory."""
+        self.running()
+        hub, self._hub = self._hub, None
+        if hub is not None:
+            hub.send_signal(signal.SIGTERM)
+            try:
+                hub.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                hub.kill()
+                hub.wait()
+        # psutil knows a process by its start time too: a pid that was given out again is safe
+        left = [each for each in self._family.values() if each.is_running()]
+        for each in left:
+            _quietly(each.terminate)
+        for each in psutil.wait_procs(left, timeout=5)[1]:
+            _quietly(each.kill)
+        self._family.clear()
+        if self.root != Path():
+            shutil.rmtree(self.root, ignore_errors=True)
+
+
+def _quietly(act: Callable[[], None]) -> None:
+    try:
+        act()
+    except psutil.NoSuchProcess:
+        pass
+
+
+def make_home(home: Path) -> None:
+    """A user's home with the example notebook in it, and no question about news on first sight."""
+    home.mkdir(parents=True, mode=0o700)
+    example = files(__package__).joinpath("example.ipynb").read_bytes()
+    (home / "example.ipynb").write_bytes(example)
+    settings = home / ".jupyter" / "lab" / "user-settings" / "@jupyterlab" / "apputils-extension"
+    settings.mkdir(parents=True)
+    (settings / "notification.jupyterlab-settings").write_text(
+        json.dumps({"fetchNews": "false", "checkForUpdates": False})
+    )
+
+
+def render_config(
+    *,
+    root: Path,
+    users: list[DemoUser],
+    simulate: str,
+    url: str,
+    hub_port: int,
+    proxy_port: int,
+    service_port: int,
+) -> str:
+    """The text of jupyterhub_config.py: what an admin would write, then what makes it a demo."""
+    profiles = str(files(__package__).joinpath("profiles.yaml"))
+    proxy = "from configurable_http_proxy.cli import main; main()"
+    spawner_args = ["--allow-root"] if os.geteuid() == 0 else []
+    passwords = {user.name: user.password for user in users}
+    return f"""\
+from jupyter_gpuslice.hub import configure
+
+# All that a hub needs for GPU slices.
+configure(c, profiles={profiles!r})
+c.GpuSlice.simulate = {simulate!r}
+
+# The rest makes it a demo: fixed users, one OS account, loopback only, nothing kept.
+c.JupyterHub.spawner_class = "jupyter_gpuslice.hub.spawner:GpuSliceDemoSpawner"
+c.JupyterHub.authenticator_class = "jupyter_gpuslice.demo.authenticator.DemoAuthenticator"
+c.DemoAuthenticator.passwords = {passwords!r}
+c.DemoAuthenticator.allowed_users = {set(passwords)!r}
+c.JupyterHub.bind_url = {url!r}
+c.JupyterHub.hub_bind_url = "http://127.0.0.1:{hub_port}"
+c.JupyterHub.db_url = {f"sqlite:///{root}/jupyterhub.sqlite"!r}
+c.JupyterHub.cookie_secret_file = {str(root / "cookie_secret")!r}
+c.ConfigurableHTTPProxy.command = [{sys.executable!r}, "-c", {proxy!r}]
+c.ConfigurableHTTPProxy.api_url = "http://127.0.0.1:{proxy_port}"
+c.ConfigurableHTTPProxy.pid_file = {str(root / "proxy.pid")!r}
+c.SimpleLocalProcessSpawner.home_dir_template = {str(root / "homes" / "{username}")!r}
+c.Spawner.default_url = "/lab/tree/example.ipynb"
+c.Spawner.args = {spawner_args!r}
+"""
