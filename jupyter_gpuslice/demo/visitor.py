@@ -1,4 +1,4 @@
-"""A person at a browser, as far as a script can be one: pages, forms, cookies, a kernel's websocket.
+"""A person at a browser, as far as a script can be one: pages, forms, cookies, websocket.
 
 Nothing here knows the demo's internals or holds a token: a visitor gets at a server by logging in,
 as everybody does. Every wait ends by a deadline with a message that says what was waited for.

@@ -1,0 +1,21 @@
+# JupyterHub on one machine whose users have accounts there. Run as root:
+#
+#     jupyterhub -f jupyterhub_config.py
+#
+# It needs `pip install 'jupyter_gpuslice[hub]'`. Put a server with TLS in front before anybody else
+# can reach it.
+
+from pathlib import Path
+
+from jupyter_gpuslice.hub import configure
+
+# The spawner, the GPU service, its scopes and the spawn form, all from one file.
+configure(c, profiles=str(Path(__file__).with_name("profiles.yaml")))  # noqa: F821
+
+# Who may log in: accounts of this machine, in this group of it.
+c.JupyterHub.authenticator_class = "pam"  # noqa: F821
+c.PAMAuthenticator.allowed_groups = {"jupyter"}  # noqa: F821
+c.PAMAuthenticator.admin_groups = {"sudo"}  # noqa: F821
+
+c.JupyterHub.bind_url = "http://127.0.0.1:8000"  # noqa: F821
+c.Spawner.default_url = "/lab"  # noqa: F821
