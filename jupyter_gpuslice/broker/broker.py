@@ -1,0 +1,503 @@
+"""The broker: grants leases on the devices of a pool, and keeps its word through crashes.
+
+It is a plain object: no threads, no event loop, no I/O but its ledger, and time only as its clock
+tells. The same code serves a node, a session and a simulation that replays a month in seconds.
+It is not safe for use from several threads at once.
+"""
+
+from __future__ import annotations
+
+import heapq
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ..devices.process import Process
+from ..request import GpuRequest
+from .explain import Explanation, Refused, hint, never, not_now
+from .ledger import Change, Ledger
+from .lease import Holder, Lease
+from .placement import Nearness, place
+from .policy import Policy
+from .pool import Free, PoolDevice, free, share
+from .queue import ordered, serve
+
+Clock = Callable[[], float]
+Listener = Callable[[Lease], None]
+
+BEHIND_EVERYBODY = -1
+"""Priority of a lease that gave way: what nobody else asked for comes back to it."""
+
+
+class Broker:
+    """Grants leases on a pool.
+
+    ``clock`` gives seconds since the epoch; ``isolation`` is the level that the node enforces
+    and is noted in each lease; ``nearness`` tells how far two devices are apart. Leases found in
+    the ledger are taken over as they are: whoever runs the broker then reports the processes
+    that are gone.
+    """
+
+    def __init__(
+        self,
+        pool: Sequence[PoolDevice],
+        ledger: Ledger,
+        clock: Clock,
+        policy: Policy | None = None,
+        isolation: str = "watch",
+        nearness: Nearness | None = None,
+    ) -> None:
+        self._pool = {member.device.uuid: member for member in pool}
+        self._ledger = ledger
+        self._clock = clock
+        self.policy = policy or Policy()
+        self.isolation = isolation
+        self._nearness = nearness
+        self._lost: dict[str, str] = {}
+        self._listeners: list[Listener] = []
+        self._news: deque[Lease] = deque()
+        self._telling = False
+        self._leases = {lease.id: lease for lease in ledger.live()}
+        with self._change() as draft:
+            for lease in list(draft.leases.values()):
+                gone = {s.device for s in lease.slices} - self._pool.keys()
+                if lease.holds and gone:
+                    draft.end(lease, "lost", f"{', '.join(sorted(gone))} is no longer here.")
+
+    # Questions
+
+    @property
+    def pool(self) -> list[PoolDevice]:
+        return list(self._pool.values())
+
+    @property
+    def lost(self) -> dict[str, str]:
+        """The devices that failed, and why."""
+        return dict(self._lost)
+
+    def get(self, lease_id: str) -> Lease | None:
+        """A lease by its id, also one that has ended."""
+        return self._leases.get(lease_id) or self._ledger.get(lease_id)
+
+    def leases(self) -> list[Lease]:
+        """All leases that have not ended."""
+        return list(self._leases.values())
+
+    def queue(self) -> list[Lease]:
+        """The leases that wait, in their order."""
+        return ordered(self._leases.values())
+
+    def position(self, lease_id: str) -> int | None:
+        """The place in the queue, from 1; ``None`` for a lease that does not wait."""
+        ids = [lease.id for lease in self.queue()]
+        return ids.index(lease_id) + 1 if lease_id in ids else None
+
+    def free(self) -> dict[str, Free]:
+        """What is left of each device; nothing of one that failed or is oversubscribed."""
+        return {
+            uuid: Free(0, 0)
+            if uuid in self._lost
+            else Free(max(0, room.memory_mib), max(0, room.compute_percent))
+            for uuid, room in free(self.pool, self._leases.values()).items()
+        }
+
+    def estimate(self, lease_id: str) -> float | None:
+        """Seconds until a waiting lease is granted, as far as leases have an end; else ``None``."""
+        return self._wait(dict(self._leases), lease_id)
+
+    def explain(
+        self, request: GpuRequest, *, workers: int = 1, instead_of: str | None = None
+    ) -> Explanation:
+        """Would it fit now; if not, why, what would, and how long the wait would be.
+
+        ``instead_of`` names a lease that would be given back for it.
+        """
+        if request.kind == "none":
+            return Explanation(True, "fits", "No GPU is asked for.")
+        why = never(request, workers, self.pool, self.policy)
+        if why is not None:
+            message = f"{why.message} This can never be granted here."
+            return Explanation(
+                False, why.reason, message, hint(why.would_fit), True, why.would_fit
+            )
+        draft = _Draft(self, self._clock())
+        if instead_of is not None and instead_of in draft.leases:
+            draft.end(draft.leases[instead_of], "released")
+        probe = self._waiting(request, Holder("session", "", ""), workers, None, 0, draft.now)
+        draft.put(probe)
+        draft.serve()
+        if draft.leases[probe.id].holds:
+            return Explanation(True, "fits", f"{request} fits now.")
+        return self._explain_wait(probe, draft)
+
+    def _explain_wait(self, probe: Lease, draft: _Draft) -> Explanation:
+        held = [lease for lease in draft.leases.values() if lease.holds]
+        room = {u: r for u, r in free(self.pool, held).items() if u not in self._lost}
+        queue = [lease.id for lease in ordered(draft.leases.values())]
+        place_ = queue.index(probe.id) + 1
+        fits = place(probe.request, probe.workers, self.pool, room, self.policy)
+        estimate = self._wait(draft.leases, probe.id)
+        why = not_now(probe.request, probe.workers, self.pool, room, self.policy)
+        if fits is not None:
+            # There would be room, but somebody ahead waits for the same devices.
+            others = place_ - 1
+            reason, message = "queue", f"{others} {'request waits' if others == 1 else 'requests wait'} for these GPUs already."
+            options: tuple[str, ...] = ()
+        else:
+            reason, message, options = why.reason, why.message, why.would_fit
+        wait = f"It would wait at position {place_}"
+        wait += f", about {_duration(estimate)}." if estimate is not None else "; for how long is unknown, since what is held has no set end."
+        text = f"{hint(options)} {wait}" if options else wait
+        return Explanation(False, reason, message, text, False, options, place_, estimate)
+
+    # Changes
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Call ``listener`` after every committed change, in order; returns how to stop it."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def request(
+        self,
+        request: GpuRequest,
+        holder: Holder,
+        *,
+        workers: int = 1,
+        wait: bool = True,
+        ttl: float | None = None,
+        priority: int = 0,
+        instead_of: str | None = None,
+    ) -> Lease:
+        """Grant the request, or queue it if ``wait``; a lease of several workers all or nothing.
+
+        ``ttl`` (seconds) ends the grant that long after it was made. ``instead_of`` names an
+        ``auto`` lease that gives way for this one. :class:`Refused` when it can never fit, or
+        does not fit now and shall not wait; nothing has changed then.
+        """
+        if request.kind == "none":
+            raise Refused("bad_request", "A lease on no GPU is no lease.", "Ask for 0.5, say.")
+        if workers < 1:
+            raise Refused("bad_request", f"{workers} workers are none.")
+        if ttl is not None and not 0 < ttl < float("inf"):
+            raise Refused("bad_request", "A time to live is a positive number of seconds.")
+        if never(request, workers, self.pool, self.policy) is not None:
+            raise Refused.of(self.explain(request, workers=workers))
+        with self._change() as draft:
+            if instead_of is not None:
+                draft.give_way(self._live(instead_of))
+            lease = self._waiting(request, holder, workers, ttl, priority, draft.now)
+            draft.put(lease)
+            draft.serve()
+            lease = draft.leases[lease.id]
+            if lease.state == "queued" and not wait:
+                raise Refused.of(self.explain(request, workers=workers, instead_of=instead_of))
+        return lease
+
+    def activate(self, lease_id: str, processes: Iterable[Process]) -> Lease:
+        """The holder lives: from now on the lease ends when all of ``processes`` are gone.
+
+        They take the place of those named before (a kernel that was restarted).
+        """
+        with self._change() as draft:
+            lease = self._live(lease_id)
+            state = "active" if lease.state == "granted" else lease.state
+            lease = draft.put(
+                lease.changed(state=state, processes=tuple(processes), activate_by=None)
+            )
+        return lease
+
+    def resize(self, lease_id: str, request: GpuRequest) -> Lease:
+        """Change what a lease asks for: at once or not at all; a waiting one keeps its place.
+
+        It stays on its devices if it can. :class:`Refused` leaves it as it was.
+        """
+        lease = self._live(lease_id)
+        why = never(request, lease.workers, self.pool, self.policy)
+        if why is not None or request.kind == "none":
+            raise Refused.of(self.explain(request, workers=lease.workers))
+        with self._change() as draft:
+            if lease.state == "queued":
+                draft.put(lease.changed(request=request))
+            elif lease.holds:
+                draft.put(lease.changed(request=request, slices=self._moved(lease, request)))
+            else:
+                raise Refused("wrong_state", f"The lease is {lease.state}.", "Resume it first.")
+            draft.serve()
+            lease = draft.leases[lease_id]
+        return lease
+
+    def _moved(self, lease: Lease, request: GpuRequest) -> tuple[Any, ...]:
+        others = [other for other in self._leases.values() if other.id != lease.id]
+        room = {u: r for u, r in free(self.pool, others).items() if u not in self._lost}
+        own = {slice_.device for slice_ in lease.slices}
+        slices = place(
+            request, lease.workers, self.pool, room, self.policy, self._nearness, prefer=own
+        )
+        if slices is None:
+            raise Refused.of(self.explain(request, workers=lease.workers, instead_of=lease.id))
+        before = {s.device: Free(s.memory_mib, s.compute_percent) for s in lease.slices}
+        awaited = serve(self._leases.values(), self.pool, self.policy, None, self._lost).awaited
+        for slice_ in slices:
+            grows = not before.get(slice_.device, Free(0, 0)).holds(slice_)
+            if grows and slice_.device in awaited:
+                raise Refused(
+                    "queue",
+                    "Others wait for this GPU already, so no lease on it may grow.",
+                    "Ask again when the queue is empty, or release this lease and queue anew.",
+                )
+        return slices
+
+    def extend(self, lease_id: str, ttl: float) -> Lease:
+        """Let the lease last ``ttl`` seconds from now (a waiting one: from its grant)."""
+        if not 0 < ttl < float("inf"):
+            raise Refused("bad_request", "A time to live is a positive number of seconds.")
+        with self._change() as draft:
+            lease = self._live(lease_id)
+            expires = draft.now + ttl if lease.holds else None
+            lease = draft.put(lease.changed(ttl=ttl, expires=expires))
+        return lease
+
+    def release(self, lease_id: str, why: str = "") -> Lease:
+        """Give the lease back or leave the queue; a lease that has ended stays as it is."""
+        return self._end(lease_id, "released", why)
+
+    def revoke(self, lease_id: str, why: str) -> Lease:
+        """Take the lease away; ``why`` is shown to its holder."""
+        return self._end(lease_id, "revoked", why)
+
+    def process_gone(self, process: Process) -> list[Lease]:
+        """A process has ended: the leases that ended with it."""
+        ended = []
+        with self._change() as draft:
+            for lease in list(draft.leases.values()):
+                if process in lease.processes:
+                    rest = tuple(p for p in lease.processes if p != process)
+                    if rest:
+                        draft.put(lease.changed(processes=rest))
+                    else:
+                        ended.append(draft.end(lease, "released", "Its process has ended."))
+            draft.serve()
+        return ended
+
+    def device_lost(self, uuid: str, why: str) -> list[Lease]:
+        """A device has failed: its leases are lost and nothing more is granted on it."""
+        if uuid not in self._pool or uuid in self._lost:
+            return []
+        self._lost[uuid] = why
+        with self._change() as draft:
+            ended = [
+                draft.end(lease, "lost", why)
+                for lease in list(draft.leases.values())
+                if lease.holds and any(slice_.device == uuid for slice_ in lease.slices)
+            ]
+            draft.serve()
+        return ended
+
+    def device_back(self, uuid: str) -> None:
+        """A device that had failed can be granted again."""
+        if self._lost.pop(uuid, None) is not None:
+            with self._change() as draft:
+                draft.serve()
+
+    def tick(self) -> float | None:
+        """End what is due; returns the next instant (clock time) at which something will be."""
+        with self._change() as draft:
+            for lease in list(draft.leases.values()):
+                if not lease.holds:
+                    continue
+                if lease.expires is not None and lease.expires <= draft.now:
+                    draft.end(lease, "expired", "Its time is over.")
+                elif lease.activate_by is not None and lease.activate_by <= draft.now:
+                    draft.end(lease, "expired", "Its holder never came to life.")
+            draft.serve()
+        due = [
+            when
+            for lease in self._leases.values()
+            if lease.holds
+            for when in (lease.expires, lease.activate_by)
+            if when is not None
+        ]
+        return min(due, default=None)
+
+    # Inside
+
+    def _live(self, lease_id: str) -> Lease:
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            ended = self._ledger.get(lease_id)
+            if ended is None:
+                raise Refused("not_found", "There is no such lease.")
+            raise Refused("wrong_state", f"The lease is {ended.state}.", "Ask for a new one.")
+        return lease
+
+    def _end(self, lease_id: str, state: Any, why: str) -> Lease:
+        if lease_id not in self._leases:
+            ended = self._ledger.get(lease_id)
+            if ended is not None:
+                return ended
+        with self._change() as draft:
+            lease = draft.end(self._live(lease_id), state, why)
+            draft.serve()
+        return lease
+
+    def _waiting(
+        self,
+        request: GpuRequest,
+        holder: Holder,
+        workers: int,
+        ttl: float | None,
+        priority: int,
+        now: float,
+    ) -> Lease:
+        return Lease(
+            id=secrets.token_hex(8),
+            request=request,
+            holder=holder,
+            state="queued",
+            created=now,
+            workers=workers,
+            priority=priority,
+            isolation=self.isolation,
+            queued_at=now,
+            ttl=ttl,
+        )
+
+    @contextmanager
+    def _change(self) -> Iterator[_Draft]:
+        """Work on a draft; it counts when the ledger has it, and is forgotten on any error."""
+        draft = _Draft(self, self._clock())
+        yield draft
+        if not draft.touched:
+            return
+        before = {lease.id: n for n, lease in enumerate(self.queue())}
+        changes = [self._ledger_change(draft.leases[id_]) for id_ in draft.touched]
+        self._ledger.save(changes, draft.now)
+        self._leases = {id_: lease for id_, lease in draft.leases.items() if lease.live}
+        after = {lease.id: n for n, lease in enumerate(self.queue())}
+        moved = [id_ for id_, n in after.items() if id_ not in draft.touched and before[id_] != n]
+        self._news.extend(change.lease for change in changes)
+        self._news.extend(self._leases[id_] for id_ in moved)
+        self._tell()
+
+    def _ledger_change(self, lease: Lease) -> Change:
+        before = self._leases.get(lease.id)
+        devices = (
+            share(lease.slices, self._pool)
+            if lease.holds
+            else float(lease.request.fraction or 1) * lease.request.count * lease.workers
+        )
+        kinds = ("held" if x.holds else x.state for x in (before, lease) if x is not None)
+        same = before is not None and len(set(kinds)) == 1 and before.slices == lease.slices
+        return Change(lease, devices, respan=not same)
+
+    def _tell(self) -> None:
+        # A listener may change something itself: that news waits for its turn.
+        if self._telling:
+            return
+        self._telling = True
+        try:
+            while self._news:
+                lease = self._news.popleft()
+                for listener in list(self._listeners):
+                    listener(lease)
+        finally:
+            self._telling = False
+
+    def _wait(self, leases: dict[str, Lease], lease_id: str) -> float | None:
+        """Play the ends that are known forward until the lease is granted."""
+        now = self._clock()
+        ends = [(lease.expires, lease.id) for lease in leases.values() if lease.holds and lease.expires]
+        heapq.heapify(ends)
+        draft = _Draft(self, now, leases)
+        while ends:
+            when, id_ = heapq.heappop(ends)
+            assert when is not None
+            draft.now = max(now, when)
+            draft.end(draft.leases[id_], "expired")
+            for granted in draft.serve():
+                if granted.id == lease_id:
+                    return draft.now - now
+                if granted.expires:
+                    heapq.heappush(ends, (granted.expires, granted.id))
+        return None
+
+
+class _Draft:
+    """The leases as they would be; the broker takes it over once it is written."""
+
+    def __init__(self, broker: Broker, now: float, leases: dict[str, Lease] | None = None) -> None:
+        self._broker = broker
+        self.now = now
+        self.leases = dict(broker._leases if leases is None else leases)
+        self.touched: dict[str, None] = {}
+
+    def put(self, lease: Lease) -> Lease:
+        self.leases[lease.id] = lease
+        self.touched[lease.id] = None
+        return lease
+
+    def end(self, lease: Lease, state: Any, why: str = "") -> Lease:
+        return self.put(
+            lease.changed(
+                state=state,
+                slices=() if state != "lost" else lease.slices,
+                ended_at=self.now,
+                activate_by=None,
+                expires=None,
+                detail=why,
+            )
+        )
+
+    def give_way(self, lease: Lease) -> Lease:
+        if lease.request.kind != "auto" or not lease.holds:
+            raise Refused(
+                "wrong_state",
+                "Only an auto lease that holds something can give way.",
+                "Release this one instead.",
+            )
+        return self.put(
+            lease.changed(
+                state="queued",
+                slices=(),
+                priority=BEHIND_EVERYBODY,
+                queued_at=self.now,
+                granted_at=None,
+                expires=None,
+                activate_by=None,
+                detail="It gave way and comes back when there is room.",
+            )
+        )
+
+    def serve(self) -> list[Lease]:
+        """Grant whatever the queue's order allows."""
+        broker = self._broker
+        served = serve(
+            self.leases.values(), broker.pool, broker.policy, broker._nearness, broker._lost
+        )
+        granted = []
+        for id_, slices in served.granted.items():
+            lease = self.leases[id_]
+            # A holder that lives already needs nobody to take the grant up.
+            alive = bool(lease.processes)
+            granted.append(
+                self.put(
+                    lease.changed(
+                        state="active" if alive else "granted",
+                        slices=slices,
+                        granted_at=self.now,
+                        expires=None if lease.ttl is None else self.now + lease.ttl,
+                        activate_by=None if alive else self.now + broker.policy.activate_within,
+                        detail="",
+                    )
+                )
+            )
+        return granted
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes / 60:.1f} h"
