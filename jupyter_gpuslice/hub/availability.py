@@ -1,0 +1,118 @@
+"""How much of a pool a request could have now: what the spawn page shows beside each choice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..broker.broker import Broker
+from ..broker.placement import place
+from ..broker.policy import Policy
+from ..broker.pool import Free, PoolDevice
+from ..request import GpuRequest
+
+_MOST = 1000
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One request: how many of it are free, of how many; ``None`` is unknown.
+
+    ``position`` (from 1) and ``estimate_s`` (seconds) are those of the queue, for a request that
+    would have to wait; ``never`` is a request that this machine cannot grant at all, and ``message``
+    says why.
+    """
+
+    free: int | None = None
+    total: int | None = None
+    never: bool = False
+    message: str = ""
+    position: int | None = None
+    estimate_s: float | None = None
+
+
+@dataclass(frozen=True)
+class DeviceKind:
+    """So many devices of one name and kind (``gpu``, ``mig`` or ``simulated``)."""
+
+    name: str
+    kind: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Availability:
+    """What a pool has for the requests that were asked about, by their canonical text."""
+
+    offers: Mapping[str, Offer] = field(default_factory=dict)
+    devices: tuple[DeviceKind, ...] = ()
+    waiting: int | None = None
+    note: str = ""
+    """Why the rest is unknown, or why there are no devices: one sentence, or ``""``."""
+
+    def offer(self, request: GpuRequest) -> Offer:
+        """The offer for a request; everything about it unknown where nobody asked."""
+        return self.offers.get(str(request), Offer())
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "offers": {text: asdict(offer) for text, offer in self.offers.items()},
+            "devices": [asdict(kind) for kind in self.devices],
+            "waiting": self.waiting,
+            "note": self.note,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Availability:
+        return cls(
+            {text: Offer(**offer) for text, offer in data["offers"].items()},
+            tuple(DeviceKind(**kind) for kind in data["devices"]),
+            data["waiting"],
+            data["note"],
+        )
+
+
+def availability(broker: Broker, requests: Iterable[GpuRequest], note: str = "") -> Availability:
+    """What the broker's pool has for each request now."""
+    kinds = Counter((member.device.name, member.device.kind) for member in broker.pool)
+    return Availability(
+        {str(request): _offer(broker, request) for request in requests},
+        tuple(DeviceKind(name, kind, count) for (name, kind), count in kinds.items()),
+        len(broker.queue()),
+        note,
+    )
+
+
+def _offer(broker: Broker, request: GpuRequest) -> Offer:
+    if request.kind == "none":
+        return Offer()
+    pool = broker.pool
+    explained = broker.explain(request)
+    return Offer(
+        free=how_many(request, pool, broker.free(), broker.policy),
+        total=how_many(request, pool, {m.device.uuid: m.capacity for m in pool}, broker.policy),
+        never=explained.never,
+        message="" if explained.fits else explained.message,
+        position=explained.position,
+        estimate_s=explained.estimate_s,
+    )
+
+
+def how_many(
+    request: GpuRequest, pool: Sequence[PoolDevice], free: Mapping[str, Free], policy: Policy
+) -> int:
+    """How many leases of a request fit side by side in what is free (1000 at most)."""
+
+    def fits(count: int) -> bool:
+        return place(request, count, pool, free, policy) is not None
+
+    low, high = 0, 1
+    while high <= _MOST and fits(high):
+        low, high = high, high * 2
+    high = min(high, _MOST + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

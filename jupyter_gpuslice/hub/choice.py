@@ -1,0 +1,220 @@
+"""What a hub offers and what a user chose of it: values, and the one check of every choice.
+
+The spawn page, the REST API and the spawner all go through :meth:`Profiles.select`, so a profile
+that is denied on the page cannot be had by any other way either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from ..request import GpuRequest, RequestError
+
+OPTIONS = ("profile", "request")
+"""What ``user_options`` may hold."""
+
+
+class ChoiceError(Exception):
+    """A choice that is not to be had; ``status`` is the HTTP status it means (400 or 403)."""
+
+    def __init__(self, reason: str, message: str, hint: str = "", status: int = 400) -> None:
+        super().__init__(f"{message} {hint}".strip())
+        self.reason = reason
+        self.message = message
+        self.hint = hint
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One request that a profile offers."""
+
+    request: GpuRequest
+    label: str
+    default: bool = False
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Something that a user may start a server with."""
+
+    slug: str
+    display_name: str
+    choices: tuple[Choice, ...]
+    description: str = ""
+    default: bool = False
+    custom_max: GpuRequest | None = None
+    """The largest request that users may write themselves; ``None``: none at all."""
+    users: frozenset[str] = frozenset()
+    groups: frozenset[str] = frozenset()
+    ttl: float | None = None
+    """Seconds that the GPU is held at most; ``None`` is as long as the server runs."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    default_url: str = ""
+
+    def allows(self, user: str, groups: Collection[str]) -> bool:
+        """Whether a user may have it. A profile that names nobody is for everybody."""
+        if not self.users and not self.groups:
+            return True
+        return user in self.users or not self.groups.isdisjoint(groups)
+
+    @property
+    def default_choice(self) -> Choice:
+        return next((choice for choice in self.choices if choice.default), self.choices[0])
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A choice that was checked."""
+
+    profile: Profile
+    request: GpuRequest
+
+    def to_options(self) -> dict[str, str]:
+        """The choice as ``user_options``, for the hub to keep."""
+        return {"profile": self.profile.slug, "request": str(self.request)}
+
+
+@dataclass(frozen=True)
+class Profiles:
+    """All profiles of a hub, in the order of the spawn page."""
+
+    all: tuple[Profile, ...]
+
+    def visible(self, user: str, groups: Collection[str]) -> list[Profile]:
+        """The profiles that a user may have."""
+        return [profile for profile in self.all if profile.allows(user, groups)]
+
+    def select(
+        self, options: Mapping[str, Any] | None, user: str, groups: Collection[str]
+    ) -> Selection:
+        """What a user's options mean; nothing chosen means the default. :class:`ChoiceError`."""
+        options = dict(options or {})
+        for key in options:
+            if key not in OPTIONS:
+                near = get_close_matches(str(key), OPTIONS, n=1)
+                raise ChoiceError(
+                    "bad_option",
+                    f"There is no option {shown(key)}.",
+                    f"Did you mean {near[0]}?" if near else "The options are profile and request.",
+                )
+        for key, value in options.items():
+            if not isinstance(value, str | int | float) or isinstance(value, bool):
+                raise ChoiceError("bad_option", f"The option {key} is a text, not {shown(value)}.")
+        offered = self.visible(user, groups)
+        if not offered:
+            raise ChoiceError(
+                "not_allowed",
+                "No profile of this hub is for you.",
+                "Ask the hub's administrators for access.",
+                403,
+            )
+        profile = self._profile(options.get("profile"), offered)
+        if "request" not in options:
+            return Selection(profile, profile.default_choice.request)
+        return Selection(profile, _requested(profile, options["request"]))
+
+    def _profile(self, slug: object, offered: list[Profile]) -> Profile:
+        if slug is None:
+            return next((profile for profile in offered if profile.default), offered[0])
+        for profile in offered:
+            if profile.slug == slug:
+                return profile
+        if any(profile.slug == slug for profile in self.all):
+            raise ChoiceError(
+                "not_allowed",
+                f"The profile {shown(slug)} is not for you.",
+                f"Yours are {listed(p.slug for p in offered)}.",
+                403,
+            )
+        raise ChoiceError(
+            "unknown_profile",
+            f"There is no profile {shown(slug)}.",
+            f"Choose {listed((p.slug for p in offered), 'or')}.",
+        )
+
+
+def _requested(profile: Profile, text: Any) -> GpuRequest:
+    try:
+        request = GpuRequest.parse(text)
+    except RequestError as error:
+        raise ChoiceError(error.reason, error.message, error.hint) from error
+    if any(choice.request == request for choice in profile.choices):
+        return request
+    offers = listed((str(choice.request) for choice in profile.choices), "or")
+    if profile.custom_max is None:
+        raise ChoiceError(
+            "not_offered",
+            f"The profile {profile.slug} does not offer {request}.",
+            f"It offers {offers}.",
+        )
+    why = beyond(request, profile.custom_max)
+    if why:
+        raise ChoiceError("over_limit", f"{request} is not to be had here: {why}", f"Or {offers}.")
+    return request
+
+
+def beyond(request: GpuRequest, most: GpuRequest) -> str:
+    """Why a request is more than another, or cannot be compared with it; ``""`` if it is not."""
+    if request.kind == "none":
+        return ""
+    if request.kind == "auto":
+        return "auto is for kernels; a server asks for an amount."
+    limit = f"the most is {most}."
+    if most.model is not None and request.model != most.model:
+        return f"this profile is for {most.model}, so write {most.model}: before it; {limit}"
+    if request.count > most.count:
+        return limit
+    if most.whole:
+        return ""
+    if request.kind != most.kind or (request.profile != most.profile):
+        return f"it does not compare with the limit; {limit}"
+    if request.fraction is not None and most.fraction is not None:
+        return limit if request.fraction > most.fraction else ""
+    if request.memory_mib is not None and most.memory_mib is not None:
+        if request.memory_mib > most.memory_mib:
+            return limit
+        if (request.compute_percent or 0) > (most.compute_percent or 0):
+            return limit
+        if request.compute_percent is None and most.compute_percent is not None:
+            return f"it does not say how much compute; {limit}"
+    return ""
+
+
+def describe(request: GpuRequest) -> str:
+    """A request in words, for people: a label where the admin wrote none."""
+    model = f" of a {request.model.upper()}" if request.model else ""
+    of = model or " of a GPU"
+    many = f"{request.count} × " if request.count > 1 else ""
+    if request.kind == "none":
+        return "CPU only"
+    if request.kind == "auto":
+        return f"What is free{of}"
+    if request.fraction is not None:
+        kind = request.model.upper() if request.model else "GPU"
+        if request.whole:
+            return f"{request.count} {kind}s" if request.count > 1 else f"One {kind}"
+        percent = float(request.fraction * 100)
+        return f"{many}{percent:g} %{of}"
+    if request.memory_mib is not None:
+        amount = (
+            f"{request.memory_mib} MiB"
+            if request.memory_mib % 1024
+            else f"{request.memory_mib // 1024} GiB"
+        )
+        compute = f", {request.compute_percent} % compute" if request.compute_percent else ""
+        return f"{many}{amount}{of}{compute}"
+    return f"{many}MIG {request.profile}{model}"
+
+
+def listed(items: Iterable[str], word: str = "and") -> str:
+    *head, last = list(items)
+    return f"{', '.join(head)} {word} {last}" if head else last
+
+
+def shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
