@@ -6,7 +6,7 @@ from importlib.metadata import version as version_of
 
 project = "jupyter_gpuslice"
 author = "jupyter_gpuslice contributors"
-copyright = "2026, jupyter_gpuslice contributors"  # noqa: A001 - Sphinx's name
+copyright = "2026, jupyter_gpuslice contributors"
 release = version_of("jupyter_gpuslice")
 version = ".".join(release.split(".")[:2])
 

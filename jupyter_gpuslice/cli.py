@@ -12,9 +12,10 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
-from typing import Any
-from urllib.error import HTTPError, URLError
+from typing import Any, Protocol
+from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
@@ -31,64 +32,85 @@ class CliError(Exception):
 # ---- servers -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Server:
-    """A server to ask: the address of its REST interface, and how to say who asks."""
+class Server(Protocol):
+    """A server that can be asked. `api` is the address of its REST interface, with a slash."""
 
-    api: str
-    authorization: str
+    @property
+    def api(self) -> str: ...
 
     def get(self, path: str, **query: str) -> Any:
         """The decoded answer to GET. CliError with the server's own words when it refuses."""
+
+
+class SessionServer:
+    """The server that started this kernel or terminal, asked with what it gave to us."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        from .kernel.client import Client
+        from .kernel.errors import GpuSliceError
+
+        self.api = environ["JUPYTER_GPUSLICE_URL"].rstrip("/") + "/"
+        self._error = GpuSliceError
+        try:
+            self._client = Client.from_environment(environ)
+        except GpuSliceError as error:
+            raise CliError(str(error)) from error
+
+    def get(self, path: str, **query: str) -> Any:
+        try:
+            return self._client.get(path, **query)
+        except self._error as error:
+            raise CliError(str(error)) from error
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A Jupyter server of this user's, asked with its own token."""
+
+    api: str
+    token: str
+
+    def get(self, path: str, **query: str) -> Any:
         url = self.api + path + (f"?{urlencode(query)}" if query else "")
         headers = {"Accept": "application/json"}
-        if self.authorization:
-            headers["Authorization"] = self.authorization
+        if self.token:
+            headers["Authorization"] = f"token {self.token}"
         try:
-            # only http(s): the address comes from the environment or from Jupyter's runtime files
+            # find_servers lets only http(s) addresses in
             with urlopen(Request(url, headers=headers), timeout=TIMEOUT_SECONDS) as response:  # noqa: S310
                 return json.load(response)
         except HTTPError as error:
-            raise CliError(f"{self.api} answered: {_words_of(error)}") from error
-        except (URLError, OSError, ValueError) as error:
+            raise CliError(f"{self.api} answered {_words_of(error)}") from error
+        except (OSError, ValueError, HTTPException) as error:
             reason = getattr(error, "reason", error)
-            raise CliError(f"{self.api} cannot be reached: {reason}") from error
+            raise CliError(f"{self.api} cannot be asked: {reason}") from error
 
 
 def _words_of(error: HTTPError) -> str:
     if error.code == 404:
-        return "404, it does not run the jupyter_gpuslice extension."
+        return "404: it does not run the jupyter_gpuslice extension."
     try:
         body = json.loads(error.read())
-        message = " ".join(str(body[key]) for key in ("message", "hint") if body.get(key))
-    except (ValueError, AttributeError, TypeError, OSError):
-        message = ""
-    return f"{error.code} {message or error.reason}"
+        words = " ".join(str(body[key]) for key in ("message", "hint") if body.get(key))
+    except (OSError, ValueError, AttributeError, TypeError):
+        words = ""
+    return f"{error.code}: {words or error.reason}"
 
 
 def find_servers(environ: Mapping[str, str] = os.environ) -> list[Server]:
     """The servers to ask: this session's own inside a kernel or terminal, else all that run."""
-    url = environ.get("JUPYTER_GPUSLICE_URL", "")
-    token = environ.get("JUPYTER_GPUSLICE_TOKEN", "")
-    if url and token:
-        return [Server(_api_of(url), f"gpuslice {token}")]
+    if environ.get("JUPYTER_GPUSLICE_URL") and environ.get("JUPYTER_GPUSLICE_TOKEN"):
+        return [SessionServer(environ)]
 
     from jupyter_server.serverapp import list_running_servers
 
     # a server under a hub has no token of its own, but takes its session's
     hub_token = environ.get("JUPYTERHUB_API_TOKEN", "")
-    servers = []
-    for info in list_running_servers():
-        if not str(info.get("url", "")).startswith(("http://", "https://")):
-            continue
-        secret = info.get("token") or hub_token
-        servers.append(Server(_api_of(info["url"]), f"token {secret}" if secret else ""))
-    return servers
-
-
-def _api_of(url: str) -> str:
-    base = url.rstrip("/") + "/"
-    return base if base.endswith(API) else base + API
+    return [
+        RunningServer(f"{info['url'].rstrip('/')}/{API}", info.get("token") or hub_token)
+        for info in list_running_servers()
+        if str(info.get("url", "")).startswith(("http://", "https://"))
+    ]
 
 
 def _ask_all(servers: Sequence[Server], path: str, **query: str) -> list[tuple[Server, Any]]:
@@ -159,20 +181,25 @@ def describe_leases(leases: Sequence[Mapping[str, Any]]) -> str:
         return "No leases."
     rows = [("LEASE", "STATE", "REQUEST", "HOLDER", "MEMORY", "NOTE")]
     for lease in leases:
-        holder = lease["holder"]
         memory = sum(part["memory_mib"] for part in lease["slices"])
         position = lease.get("position")
         rows.append(
             (
-                lease["id"],
+                lease["id"] or "-",
                 lease["state"],
                 lease["request"],
-                f"{holder['kind']} {holder.get('name') or holder['id']}",
+                holder_of(lease),
                 gib(memory) if lease["slices"] else "-",
                 f"position {position}" if position is not None else "",
             )
         )
     return table(rows)
+
+
+def holder_of(lease: Mapping[str, Any]) -> str:
+    """The holder in words. Of somebody else's lease only its kind may be known."""
+    holder = lease["holder"]
+    return f"{holder['kind']} {holder.get('name') or holder.get('id') or '(not yours)'}"
 
 
 # ---- commands ------------------------------------------------------------------------------------
