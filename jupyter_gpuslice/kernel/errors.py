@@ -1,0 +1,73 @@
+"""Errors that a person meets in a notebook: words, never a traceback of ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class GpuSliceError(Exception):
+    """Something that cannot be done, said for people.
+
+    ``message`` says what, ``reason`` is a stable word for programs, ``hint`` what to do.
+    """
+
+    def __init__(self, message: str, reason: str = "error", hint: str = "") -> None:
+        self.message = message
+        self.reason = reason
+        self.hint = hint
+        super().__init__(f"{message} {hint}".strip())
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in place of a traceback."""
+        lines = [f"{type(self).__name__}: {self.message}"]
+        return [*lines, self.hint] if self.hint else lines
+
+
+class NotReachableError(GpuSliceError):
+    """The server does not answer."""
+
+
+class CellSyntaxError(GpuSliceError):
+    """The cell cannot be parsed, found before anything was sent."""
+
+    def __init__(self, error: SyntaxError, rendered: list[str]) -> None:
+        super().__init__(str(error), "syntax")
+        self._rendered = rendered
+
+    def _render_traceback_(self) -> list[str]:
+        return self._rendered
+
+
+class PeerError(Exception):
+    """A cell failed on a rank of a peer group.
+
+    ``errors`` holds one mapping a failed rank, in the order in which they failed, with ``rank``,
+    ``ename``, ``evalue`` and ``traceback`` (lines). Shown as the first one's own traceback.
+    """
+
+    def __init__(self, errors: list[dict[str, Any]], *, labelled: bool = True) -> None:
+        self.errors = errors
+        self._labelled = labelled
+        super().__init__("; ".join(self._headline(error) for error in errors[:4]))
+
+    def _headline(self, error: dict[str, Any]) -> str:
+        what = f"{error.get('ename', 'Error')}: {error.get('evalue', '')}".rstrip(": ")
+        return f"rank {error['rank']}: {what}" if self._labelled else what
+
+    def _render_traceback_(self) -> list[str]:
+        first, *others = self.errors
+        lines = "\n".join(first.get("traceback") or [self._headline(first)]).split("\n")
+        if self._labelled:
+            lines.insert(0, f"rank {first['rank']} failed:")
+        same = [
+            str(error["rank"])
+            for error in others
+            if (error.get("ename"), error.get("evalue"))
+            == (first.get("ename"), first.get("evalue"))
+        ]
+        if same:
+            lines += ["", f"The same on rank{'s' if len(same) > 1 else ''} {', '.join(same)}."]
+        different = [error for error in others if str(error["rank"]) not in same]
+        if different:
+            lines += ["", *(self._headline(error) for error in different)]
+        return lines
