@@ -85,7 +85,9 @@ class GpuRequest:
         if self.kind in ("none", "auto") and self.count != 1:
             raise RequestError(f"{self.kind!r} cannot be asked for several times.")
         if self.kind == "none" and self.model:
-            raise RequestError(f"No GPU at all, but of model {self.model!r}: that is a contradiction.")
+            raise RequestError(
+                f"No GPU at all, but of model {self.model!r}: that is a contradiction."
+            )
         if self.fraction is not None:
             self._check_fraction(self.fraction)
         if self.memory_mib is not None and not 1 <= self.memory_mib <= MOST_MIB:
@@ -100,7 +102,8 @@ class GpuRequest:
     def _check_fraction(fraction: Fraction) -> None:
         if not SMALLEST_FRACTION <= fraction <= 1:
             raise RequestError(
-                f"{_decimal(fraction)} is no fraction of a device from {float(SMALLEST_FRACTION)} to 1."
+                f"{_decimal(fraction)} is no fraction of a device: from "
+                f"{float(SMALLEST_FRACTION)} to 1."
             )
         rest = fraction.denominator
         for prime in (2, 5):
@@ -168,7 +171,9 @@ class GpuRequest:
         amount, slash, percent = (part.strip() for part in unit.partition("/"))
         match = _AMOUNT.fullmatch(amount)
         if match is None:
-            raise RequestError(f"{_shown(amount or unit)} is neither a number nor an amount of memory.")
+            raise RequestError(
+                f"{_shown(amount or unit)} is neither a number nor an amount of memory."
+            )
         number = Fraction(match[1])
         if match[2]:
             return cls(
@@ -249,7 +254,8 @@ def _percent(text: str) -> int:
     match = _PERCENT.fullmatch(text)
     if match is None or "." in match[1]:
         raise RequestError(
-            f"{_shown(text)} after the slash is no whole percentage.", "Write for example 10GiB/50%."
+            f"{_shown(text)} after the slash is no whole percentage.",
+            "Write for example 10GiB/50%.",
         )
     return int(match[1])
 

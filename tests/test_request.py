@@ -113,7 +113,8 @@ def test_refuses_what_is_no_text(value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "hint"), [("1.5", "2x0.75"), ("2.5", "3"), ("h100:1.5", "h100:2x0.75"), ("3.2", "4x0.8")]
+    ("text", "hint"),
+    [("1.5", "2x0.75"), ("2.5", "3"), ("h100:1.5", "h100:2x0.75"), ("3.2", "4x0.8")],
 )
 def test_mixed_numbers_show_the_way(text: str, hint: str) -> None:
     with pytest.raises(RequestError) as refused:

@@ -7,7 +7,6 @@ It is not safe for use from several threads at once.
 
 from __future__ import annotations
 
-import heapq
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,9 +15,10 @@ from typing import Any
 
 from ..devices.process import Process
 from ..request import GpuRequest
-from .explain import Explanation, Refused, hint, never, not_now
-from .ledger import Change, Ledger
+from .draft import Draft
+from .explain import Explanation, Refused, hint, never, not_now, queued, would_fit
 from .lease import Holder, Lease
+from .ledger import Change, Ledger
 from .placement import Nearness, place
 from .policy import Policy
 from .pool import Free, PoolDevice, free, share
@@ -26,9 +26,6 @@ from .queue import ordered, serve
 
 Clock = Callable[[], float]
 Listener = Callable[[Lease], None]
-
-BEHIND_EVERYBODY = -1
-"""Priority of a lease that gave way: what nobody else asked for comes back to it."""
 
 
 class Broker:
@@ -105,7 +102,7 @@ class Broker:
 
     def estimate(self, lease_id: str) -> float | None:
         """Seconds until a waiting lease is granted, as far as leases have an end; else ``None``."""
-        return self._wait(dict(self._leases), lease_id)
+        return self._draft().wait_of(lease_id)
 
     def explain(
         self, request: GpuRequest, *, workers: int = 1, instead_of: str | None = None
@@ -119,10 +116,10 @@ class Broker:
         why = never(request, workers, self.pool, self.policy)
         if why is not None:
             message = f"{why.message} This can never be granted here."
-            return Explanation(
-                False, why.reason, message, hint(why.would_fit), True, why.would_fit
-            )
-        draft = _Draft(self, self._clock())
+            room = {uuid: left for uuid, left in self.free().items() if uuid not in self._lost}
+            options = would_fit(request, self.pool, room, self.policy)
+            return Explanation(False, why.reason, message, hint(options), True, options)
+        draft = self._draft()
         if instead_of is not None and instead_of in draft.leases:
             draft.end(draft.leases[instead_of], "released")
         probe = self._waiting(request, Holder("session", "", ""), workers, None, 0, draft.now)
@@ -132,25 +129,21 @@ class Broker:
             return Explanation(True, "fits", f"{request} fits now.")
         return self._explain_wait(probe, draft)
 
-    def _explain_wait(self, probe: Lease, draft: _Draft) -> Explanation:
+    def _explain_wait(self, probe: Lease, draft: Draft) -> Explanation:
         held = [lease for lease in draft.leases.values() if lease.holds]
         room = {u: r for u, r in free(self.pool, held).items() if u not in self._lost}
-        queue = [lease.id for lease in ordered(draft.leases.values())]
-        place_ = queue.index(probe.id) + 1
-        fits = place(probe.request, probe.workers, self.pool, room, self.policy)
-        estimate = self._wait(draft.leases, probe.id)
-        why = not_now(probe.request, probe.workers, self.pool, room, self.policy)
-        if fits is not None:
-            # There would be room, but somebody ahead waits for the same devices.
-            others = place_ - 1
-            reason, message = "queue", f"{others} {'request waits' if others == 1 else 'requests wait'} for these GPUs already."
-            options: tuple[str, ...] = ()
+        ahead = [lease for lease in draft.leases.values() if lease.id != probe.id]
+        awaited = serve(ahead, self.pool, self.policy, None, self._lost).awaited
+        unclaimed = {uuid: left for uuid, left in room.items() if uuid not in awaited}
+        options = would_fit(probe.request, self.pool, unclaimed, self.policy)
+        position = [lease.id for lease in ordered(draft.leases.values())].index(probe.id) + 1
+        estimate = draft.wait_of(probe.id)
+        if place(probe.request, probe.workers, self.pool, room, self.policy) is not None:
+            why = queued(position - 1)
         else:
-            reason, message, options = why.reason, why.message, why.would_fit
-        wait = f"It would wait at position {place_}"
-        wait += f", about {_duration(estimate)}." if estimate is not None else "; for how long is unknown, since what is held has no set end."
-        text = f"{hint(options)} {wait}" if options else wait
-        return Explanation(False, reason, message, text, False, options, place_, estimate)
+            why = not_now(probe.request, probe.workers, self.pool, room, self.policy)
+        text = f"{hint(options)} It would wait at position {position}, {_wait_text(estimate)}."
+        return Explanation(False, why.reason, why.message, text, False, options, position, estimate)
 
     # Changes
 
@@ -364,10 +357,15 @@ class Broker:
             ttl=ttl,
         )
 
+    def _draft(self) -> Draft:
+        return Draft(
+            self._leases, self._clock(), self.pool, self.policy, self._nearness, self._lost
+        )
+
     @contextmanager
-    def _change(self) -> Iterator[_Draft]:
+    def _change(self) -> Iterator[Draft]:
         """Work on a draft; it counts when the ledger has it, and is forgotten on any error."""
-        draft = _Draft(self, self._clock())
+        draft = self._draft()
         yield draft
         if not draft.touched:
             return
@@ -405,99 +403,11 @@ class Broker:
         finally:
             self._telling = False
 
-    def _wait(self, leases: dict[str, Lease], lease_id: str) -> float | None:
-        """Play the ends that are known forward until the lease is granted."""
-        now = self._clock()
-        ends = [(lease.expires, lease.id) for lease in leases.values() if lease.holds and lease.expires]
-        heapq.heapify(ends)
-        draft = _Draft(self, now, leases)
-        while ends:
-            when, id_ = heapq.heappop(ends)
-            assert when is not None
-            draft.now = max(now, when)
-            draft.end(draft.leases[id_], "expired")
-            for granted in draft.serve():
-                if granted.id == lease_id:
-                    return draft.now - now
-                if granted.expires:
-                    heapq.heappush(ends, (granted.expires, granted.id))
-        return None
 
-
-class _Draft:
-    """The leases as they would be; the broker takes it over once it is written."""
-
-    def __init__(self, broker: Broker, now: float, leases: dict[str, Lease] | None = None) -> None:
-        self._broker = broker
-        self.now = now
-        self.leases = dict(broker._leases if leases is None else leases)
-        self.touched: dict[str, None] = {}
-
-    def put(self, lease: Lease) -> Lease:
-        self.leases[lease.id] = lease
-        self.touched[lease.id] = None
-        return lease
-
-    def end(self, lease: Lease, state: Any, why: str = "") -> Lease:
-        return self.put(
-            lease.changed(
-                state=state,
-                slices=() if state != "lost" else lease.slices,
-                ended_at=self.now,
-                activate_by=None,
-                expires=None,
-                detail=why,
-            )
-        )
-
-    def give_way(self, lease: Lease) -> Lease:
-        if lease.request.kind != "auto" or not lease.holds:
-            raise Refused(
-                "wrong_state",
-                "Only an auto lease that holds something can give way.",
-                "Release this one instead.",
-            )
-        return self.put(
-            lease.changed(
-                state="queued",
-                slices=(),
-                priority=BEHIND_EVERYBODY,
-                queued_at=self.now,
-                granted_at=None,
-                expires=None,
-                activate_by=None,
-                detail="It gave way and comes back when there is room.",
-            )
-        )
-
-    def serve(self) -> list[Lease]:
-        """Grant whatever the queue's order allows."""
-        broker = self._broker
-        served = serve(
-            self.leases.values(), broker.pool, broker.policy, broker._nearness, broker._lost
-        )
-        granted = []
-        for id_, slices in served.granted.items():
-            lease = self.leases[id_]
-            # A holder that lives already needs nobody to take the grant up.
-            alive = bool(lease.processes)
-            granted.append(
-                self.put(
-                    lease.changed(
-                        state="active" if alive else "granted",
-                        slices=slices,
-                        granted_at=self.now,
-                        expires=None if lease.ttl is None else self.now + lease.ttl,
-                        activate_by=None if alive else self.now + broker.policy.activate_within,
-                        detail="",
-                    )
-                )
-            )
-        return granted
-
-
-def _duration(seconds: float) -> str:
+def _wait_text(seconds: float | None) -> str:
+    if seconds is None:
+        return "for how long is unknown, since what is held has no set end"
     if seconds < 90:
-        return f"{max(1, round(seconds))} s"
+        return f"about {max(1, round(seconds))} s"
     minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+    return f"about {minutes} min" if minutes < 90 else f"about {minutes / 60:.1f} h"

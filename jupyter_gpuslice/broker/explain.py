@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -45,7 +45,7 @@ class Explanation:
         }
 
 
-class Refused(Exception):
+class Refused(Exception):  # noqa: N818 (a refusal is an answer, the design's word for it)
     """A request that is not granted, with the four fields of every error of ours."""
 
     def __init__(
@@ -59,9 +59,7 @@ class Refused(Exception):
 
     @classmethod
     def of(cls, explanation: Explanation) -> Refused:
-        return cls(
-            explanation.reason, explanation.message, explanation.hint, explanation.to_dict()
-        )
+        return cls(explanation.reason, explanation.message, explanation.hint, explanation.to_dict())
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,6 @@ class Why:
 
     reason: str
     message: str
-    would_fit: tuple[str, ...] = field(default=())
 
 
 def never(
@@ -80,40 +77,53 @@ def never(
     capacity = {member.device.uuid: member.capacity for member in pool}
     if place(request, workers, pool, capacity, policy) is not None:
         return None
-    options = would_fit(request, pool, capacity, policy)
     if not pool:
-        return Why("no_devices", "There is no GPU in this pool.", ("0",))
+        return Why("no_devices", "There is no GPU in this pool.")
     if request.model and not eligible(GpuRequest("auto", model=request.model), pool):
         names = ", ".join(sorted({member.device.name for member in pool}))
-        return Why("unknown_model", f"No GPU here is a {request.model}: there is {names}.", options)
+        return Why("unknown_model", f"No GPU here is a {request.model}: there is {names}.")
     fitting = eligible(request, pool)
-    if request.kind == "mig" and not fitting:
+    if not fitting and request.kind == "mig":
         profiles = sorted({m.device.profile for m in pool if m.device.profile})
-        there = ", ".join(profiles) if profiles else "no MIG device at all"
-        return Why("unknown_profile", f"No device has the MIG profile {request.profile}: there is {there}.", options)
+        there = ", ".join(profiles) or "no MIG device at all"
+        return Why(
+            "unknown_profile", f"No device has the MIG profile {request.profile}: there is {there}."
+        )
     if not fitting:
-        return Why("unknown_model", "Every device here is a MIG instance, granted by its profile.", options)
-    sizes = [slice_on(request, member, policy) for member in fitting]
-    if all(size is None for size in sizes):
+        return Why("unknown_model", "Every GPU here is a MIG device: ask for it by its profile.")
+    return _too_much(request, workers, fitting, policy)
+
+
+def _too_much(
+    request: GpuRequest, workers: int, fitting: Sequence[PoolDevice], policy: Policy
+) -> Why:
+    sizes = [(member, slice_on(request, member, policy)) for member in fitting]
+    if all(size is None for _, size in sizes):
         if request.whole:
-            return Why("insufficient_memory", "Only a part of each GPU belongs to this pool, so no whole one can be granted.", options)
-        return Why("too_small", f"{request} is less than the smallest slice, {policy.smallest_mib} MiB.", options)
-    able = sum(
-        1
-        for member, size in zip(fitting, sizes, strict=True)
-        if size is not None and member.capacity.holds(size)
-    )
+            return Why(
+                "insufficient_memory",
+                "Only a part of each GPU belongs to this pool, so no whole one can be granted.",
+            )
+        return Why(
+            "too_small", f"{request} is less than the smallest slice, {policy.smallest_mib} MiB."
+        )
+    able = sum(1 for m, size in sizes if size is not None and m.capacity.holds(size))
     if able == 0:
-        most = max(member.memory_mib for member in fitting)
+        most = _size(max(member.memory_mib for member in fitting))
         percent = max(member.compute_percent for member in fitting)
         return Why(
             "insufficient_memory",
-            f"{request} is more than any GPU of this pool has: at most {_size(most)} and {percent} % of compute on one.",
-            options,
+            f"{request} is more than any GPU of this pool has: at most {most} and "
+            f"{percent} % of compute on one.",
         )
     if workers > 1:
-        return Why("insufficient_devices", f"{workers} workers of {request} are more than the whole pool.", options)
-    return Why("insufficient_devices", f"{request} needs {request.count} GPUs, and the pool has {able} that could serve.", options)
+        return Why(
+            "insufficient_devices", f"{workers} workers of {request} are more than the whole pool."
+        )
+    return Why(
+        "insufficient_devices",
+        f"{request} needs {request.count} GPUs, and the pool has {able} that could serve.",
+    )
 
 
 def not_now(
@@ -125,22 +135,29 @@ def not_now(
 ) -> Why:
     """Which constraint binds for a request that does not fit now but could."""
     fitting = [m for m in eligible(request, pool) if m.device.uuid in free]
-    options = would_fit(request, pool, free, policy)
     if not fitting:
-        return Why("device_lost", "Every GPU that could serve this has failed.", options)
-    rooms = [free[member.device.uuid] for member in fitting]
-    most = max(room.memory_mib for room in rooms)
+        return Why("device_lost", "Every GPU that could serve this has failed.")
     if request.kind == "auto":
-        return Why("insufficient_memory", "Nothing is free.", options)
+        return Why("insufficient_memory", "Nothing is free.")
     sizes = [(slice_on(request, m, policy), free[m.device.uuid]) for m in fitting]
     able = sum(1 for size, room in sizes if size is not None and room.holds(size))
     if able:
-        needed = f"{workers} workers of {request}" if workers > 1 else str(request)
-        return Why("insufficient_devices", f"{needed} needs more than the {able} {'GPU that has' if able == 1 else 'GPUs that have'} room now.", options)
+        needed = f"{workers} workers of {request} need" if workers > 1 else f"{request} needs"
+        has = "GPU that has" if able == 1 else "GPUs that have"
+        return Why("insufficient_devices", f"{needed} more than the {able} {has} room now.")
     if any(size is not None and size.memory_mib <= room.memory_mib for size, room in sizes):
-        percent = max(room.compute_percent for room in rooms)
-        return Why("insufficient_compute", f"Of one GPU at most {percent} % of compute is free now.", options)
-    return Why("insufficient_memory", f"Of one GPU at most {_size(most)} of memory is free now.", options)
+        percent = max(room.compute_percent for _, room in sizes)
+        return Why(
+            "insufficient_compute", f"Of one GPU at most {percent} % of compute is free now."
+        )
+    most = _size(max(room.memory_mib for _, room in sizes))
+    return Why("insufficient_memory", f"Of one GPU at most {most} of memory is free now.")
+
+
+def queued(ahead: int) -> Why:
+    """There would be room, but others wait for it already."""
+    waits = "request waits" if ahead == 1 else "requests wait"
+    return Why("queue", f"{ahead} {waits} for these GPUs already.")
 
 
 def would_fit(
@@ -150,14 +167,20 @@ def would_fit(
     policy: Policy,
 ) -> tuple[str, ...]:
     """The largest requests of each shape that fit in what is free, the model kept if it can be."""
-    model = request.model if request.model and eligible(GpuRequest("auto", model=request.model), pool) else None
+    model = (
+        request.model
+        if request.model and eligible(GpuRequest("auto", model=request.model), pool)
+        else None
+    )
 
     def fits(candidate: GpuRequest) -> bool:
         return place(candidate, 1, pool, free, policy) is not None
 
     found: list[str] = []
     whole_devices = range(len(pool), 0, -1)
-    candidates = [GpuRequest("fraction", n, fraction=Fraction(1), model=model) for n in whole_devices]
+    candidates = [
+        GpuRequest("fraction", n, fraction=Fraction(1), model=model) for n in whole_devices
+    ]
     candidates += [GpuRequest("fraction", fraction=step, model=model) for step in _STEPS]
     largest = next((candidate for candidate in candidates if fits(candidate)), None)
     if largest is not None:
@@ -169,7 +192,9 @@ def would_fit(
     ]
     most = max(rooms, default=0)
     size = most - most % 1024 if most >= 1024 else most
-    if size >= policy.smallest_mib and fits(memory := GpuRequest("memory", memory_mib=size, model=model)):
+    if size >= policy.smallest_mib and fits(
+        memory := GpuRequest("memory", memory_mib=size, model=model)
+    ):
         found.append(str(memory))
     for profile in sorted({m.device.profile for m in pool if m.device.profile}):
         mig = GpuRequest("mig", profile=profile.lower(), model=model)

@@ -122,7 +122,8 @@ class Ledger:
         marks = ",".join("?" * len(LIVE))
         with _errors("read"):
             rows = self._db.execute(
-                f"SELECT body FROM lease WHERE state IN ({marks}) ORDER BY seq", sorted(LIVE)
+                f"SELECT body FROM lease WHERE state IN ({marks}) ORDER BY seq",  # noqa: S608
+                sorted(LIVE),
             ).fetchall()
         return [_load(row[0]) for row in rows]
 
@@ -197,7 +198,7 @@ class Ledger:
 def _lock(file: Path) -> IO[str]:
     # Never removed: a process that waits on a removed lock file and one that makes it anew
     # would both hold "the" lock.
-    lock = open(file.with_name(file.name + ".lock"), "a+")
+    lock = open(file.with_name(file.name + ".lock"), "a+")  # noqa: SIM115 (held for life)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

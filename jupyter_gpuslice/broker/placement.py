@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import combinations
 from math import comb
 
@@ -128,7 +128,7 @@ def _one(
 def _nearest(slices: Sequence[Slice], count: int, nearness: Nearness) -> list[Slice]:
     """``count`` of the slices whose devices are closest to each other in sum."""
 
-    def spread(group: Sequence[Slice]) -> int:
+    def spread(group: Iterable[Slice]) -> int:
         return sum(nearness(a.device, b.device) for a, b in combinations(group, 2))
 
     if comb(len(slices), count) <= _MOST_SUBSETS:

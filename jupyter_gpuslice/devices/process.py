@@ -48,7 +48,9 @@ class Process:
     def alive(self) -> bool:
         """Whether it still runs. A zombie does not: it holds no device any more."""
         stat = _stat(self.pid)
-        return stat is not None and stat[0] not in "ZX" and self.created == f"{_boot_id()}-{stat[1]}"
+        return (
+            stat is not None and stat[0] not in "ZX" and self.created == f"{_boot_id()}-{stat[1]}"
+        )
 
     def open_pidfd(self) -> int:
         """A file descriptor that becomes readable when the process ends (pidfd_open(2)).

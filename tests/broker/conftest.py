@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -35,10 +35,10 @@ def kernel(n: int | str = 1, user: str = "ana") -> Holder:
 
 
 @pytest.fixture
-def make(clock: Clock) -> Iterator[Callable[..., Broker]]:
+def make(clock: Clock) -> Callable[..., Broker]:
     """Brokers on a ledger in memory: two GPUs of 80 GiB unless told otherwise."""
 
     def make(*devices: Device, **more) -> Broker:
         return Broker(whole(devices or (gpu(0), gpu(1))), Ledger.open(None), clock, **more)
 
-    yield make
+    return make

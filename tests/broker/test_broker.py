@@ -32,11 +32,23 @@ def test_eight_quarters_on_two_devices_and_a_ninth_waits(make) -> None:
 def test_a_slice_is_memory_and_compute(make) -> None:
     broker = make(gpu(0, memory_mib=81920, reserve_mib=920))
     (slice_,) = broker.request(ask("0.25"), kernel()).slices
-    assert (slice_.memory_mib, slice_.compute_percent, slice_.compute_cap_percent) == (20250, 25, 25)
+    assert (slice_.memory_mib, slice_.compute_percent, slice_.compute_cap_percent) == (
+        20250,
+        25,
+        25,
+    )
     (slice_,) = broker.request(ask("10GiB"), kernel()).slices
-    assert (slice_.memory_mib, slice_.compute_percent, slice_.compute_cap_percent) == (10240, 0, 100)
+    assert (slice_.memory_mib, slice_.compute_percent, slice_.compute_cap_percent) == (
+        10240,
+        0,
+        100,
+    )
     (slice_,) = broker.request(ask("10GiB/50%"), kernel()).slices
-    assert (slice_.memory_mib, slice_.compute_percent, slice_.compute_cap_percent) == (10240, 50, 50)
+    assert (slice_.memory_mib, slice_.compute_percent, slice_.compute_cap_percent) == (
+        10240,
+        50,
+        50,
+    )
 
 
 def test_bursts_lift_the_cap_and_nothing_else(make) -> None:
@@ -338,7 +350,10 @@ def test_ended_leases_stay_as_they_are(make) -> None:
     lease = broker.request(ask("0.5"), kernel())
     ended = broker.release(lease.id)
     assert broker.release(lease.id) == ended
-    for change in (lambda: broker.resize(lease.id, ask("1")), lambda: broker.activate(lease.id, [])):
+    for change in (
+        lambda: broker.resize(lease.id, ask("1")),
+        lambda: broker.activate(lease.id, []),
+    ):
         with pytest.raises(Refused) as refused:
             change()
         assert refused.value.reason == "wrong_state"
@@ -353,7 +368,9 @@ def test_news_comes_in_order_and_tells_who_moved_up(make) -> None:
     first = broker.request(ask("1"), kernel(1))
     second = broker.request(ask("1"), kernel(2))
     third = broker.request(ask("1"), kernel(3))
-    stop = broker.subscribe(lambda lease: news.append((lease.id, lease.state, broker.position(lease.id))))
+    stop = broker.subscribe(
+        lambda lease: news.append((lease.id, lease.state, broker.position(lease.id)))
+    )
     broker.release(first.id)
     assert news == [
         (first.id, "released", None),
@@ -394,3 +411,15 @@ def test_mig_devices_are_granted_by_profile(make) -> None:
     with pytest.raises(Refused) as refused:
         broker.request(ask("0.5"), kernel(4))
     assert "profile" in refused.value.message
+
+
+def test_what_others_wait_for_does_not_count_as_free(make) -> None:
+    broker = make(gpu(0), gpu(1))
+    broker.request(ask("0.5"), kernel(1))
+    broker.request(ask("0.75"), kernel(2))
+    broker.request(ask("2x0.25"), kernel(3))
+    broker.request(ask("0.75"), kernel(4))
+    answer = broker.explain(ask("0.25"))
+    assert answer.reason == "queue" if not answer.fits else answer.would_fit == ()
+    for option in answer.would_fit:
+        assert broker.explain(ask(option)).fits

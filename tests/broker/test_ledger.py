@@ -74,17 +74,17 @@ def test_the_lock_ends_with_its_process(path: Path) -> None:
         print("open", flush=True)
         time.sleep(600)
     """
-    child = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert child.stdout is not None and child.stdout.readline() == "open\n"
-        with pytest.raises(LedgerError) as refused:
-            Ledger.open(path)
-        assert str(child.pid) in refused.value.message
-    finally:
-        child.kill()
-        child.wait()
+    ) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "open\n"
+            with pytest.raises(LedgerError) as refused:
+                Ledger.open(path)
+            assert str(child.pid) in refused.value.message
+        finally:
+            child.kill()
     Ledger.open(path).close()
 
 
@@ -168,11 +168,14 @@ def test_spans_tell_what_was_held_waited_and_busy(clock) -> None:
     broker.release(first.id)
     clock.sleep(100)
     spans = list(ledger.spans(start, clock()))
-    told = [(s.user, s.kind, s.devices, s.start - start, s.stop and s.stop - start, s.busy_s) for s in spans]
+    told = [
+        (s.user, s.kind, s.devices, s.start - start, s.stop and s.stop - start, s.busy_s)
+        for s in spans
+    ]
     assert told == [
         ("ana", "held", 0.5, 0, 100, 30),
         ("ben", "waited", 1, 0, 200, 0),
         ("ana", "held", 0.25, 100, 200, 0),
         ("ben", "held", 1, 200, None, 0),
     ]
-    assert list(ledger.spans(start + 250, clock()))[0].lease == waits.id
+    assert next(iter(ledger.spans(start + 250, clock()))).lease == waits.id

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from jupyter_gpuslice.broker import Broker, Holder, Ledger, Lease, Refused, granted, whole
+from jupyter_gpuslice.broker import Broker, Holder, Lease, Ledger, Refused, granted, whole
 from jupyter_gpuslice.devices.device import Device
 from jupyter_gpuslice.devices.process import Process
 from jupyter_gpuslice.request import GpuRequest
@@ -19,8 +19,28 @@ from jupyter_gpuslice.request import GpuRequest
 from .conftest import Clock
 
 REQUESTS = st.sampled_from(
-    ["0.01", "0.1", "0.25", "0.33", "0.5", "0.999", "1", "2", "2x0.5", "2x0.3", "3", "auto"]
-    + ["1GiB", "10GiB/30%", "79GiB", "2x40GiB/50%", "a100:0.5", "h100:1", "a100:auto", "9GB"]
+    [
+        "0.01",
+        "0.1",
+        "0.25",
+        "0.33",
+        "0.5",
+        "0.999",
+        "1",
+        "2",
+        "2x0.5",
+        "2x0.3",
+        "3",
+        "auto",
+        "1GiB",
+        "10GiB/30%",
+        "79GiB",
+        "2x40GiB/50%",
+        "a100:0.5",
+        "h100:1",
+        "a100:auto",
+        "9GB",
+    ]
 )
 
 
