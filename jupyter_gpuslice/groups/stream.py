@@ -1,0 +1,121 @@
+"""What the ranks print and show, as one stream of messages."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+FLUSH_SECONDS = 0.03
+"""For so long text is collected, so that a flood of small pieces becomes few messages."""
+MOST_TEXT = 4 * 2**20
+"""Characters of one rank that may wait for a reader that does not keep up."""
+MOST_MESSAGES = 2000
+_WIDGET = "application/vnd.jupyter.widget-view+json"
+
+Message = dict[str, Any]
+
+
+def translate(rank: int, kind: str, content: dict[str, Any]) -> Message | None:
+    """A kernel's iopub message as one of the group's, or ``None`` if it is not for people."""
+    if kind == "stream":
+        return {"type": "stream", "rank": rank, "name": content["name"], "text": content["text"]}
+    if kind == "clear_output":
+        return {"type": "clear", "rank": rank, "wait": bool(content.get("wait"))}
+    if kind not in ("display_data", "update_display_data", "execute_result"):
+        return None
+    # A peer's widgets have no model in the notebook; what they say in plain text is shown.
+    data = {mime: value for mime, value in content["data"].items() if mime != _WIDGET}
+    if not data:
+        return None
+    message = {"rank": rank, "data": data, "metadata": content.get("metadata", {})}
+    if kind == "execute_result":
+        return {"type": "result", **message}
+    transient = content.get("transient", {})
+    update = kind == "update_display_data"
+    return {"type": "display", **message, "transient": transient, "update": update}
+
+
+class Outbox:
+    """Messages on their way to the reader: in order for each rank, of bounded size."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Message] = []
+        self._last: dict[int, Message] = {}
+        self._text: dict[int, int] = {}
+        self._left_out: dict[int, int] = {}
+        self._arrived = asyncio.Event()
+        self._urgent = asyncio.Event()
+        self._closed = False
+
+    def put(self, message: Message) -> None:
+        rank = message.get("rank")
+        kind = message["type"]
+        if rank is not None and kind in ("stream", "display", "result", "clear"):
+            if not self._room(rank, message):
+                self._left_out[rank] = self._left_out.get(rank, 0) + len(message.get("text", " "))
+                return
+            last = self._last.get(rank)
+            if kind == "stream" and last and last["type"] == "stream":
+                if last["name"] == message["name"]:
+                    last["parts"].append(message["text"])
+                    return
+            if kind == "stream":
+                message = {**message, "parts": [message["text"]]}
+            self._last[rank] = message
+        else:
+            # What is not a rank's output stays where it is among it, and goes out at once.
+            self._last.clear()
+            self._urgent.set()
+        self._waiting.append(message)
+        self._arrived.set()
+
+    def close(self) -> None:
+        """No more messages will come."""
+        self._closed = True
+        self._urgent.set()
+        self._arrived.set()
+
+    async def batch(self) -> list[Message]:
+        """The next messages; empty at the end."""
+        await self._arrived.wait()
+        if not self._urgent.is_set():
+            try:
+                await asyncio.wait_for(self._urgent.wait(), FLUSH_SECONDS)
+            except asyncio.TimeoutError:
+                pass
+        return self._take()
+
+    def _room(self, rank: int, message: Message) -> bool:
+        if len(self._waiting) >= MOST_MESSAGES and message["type"] != "stream":
+            return False
+        self._text[rank] = self._text.get(rank, 0) + len(message.get("text", ""))
+        return rank not in self._left_out and self._text[rank] <= MOST_TEXT
+
+    def _take(self) -> list[Message]:
+        taken = self._waiting
+        for message in taken:
+            if "parts" in message:
+                message["text"] = "".join(message.pop("parts"))
+        notes = [
+            {
+                "type": "stream",
+                "rank": rank,
+                "name": "stderr",
+                "text": f"\n[{count} characters left out: the output came faster than it was read]\n",
+            }
+            for rank, count in sorted(self._left_out.items())
+        ]
+        if notes:
+            # Before the words that end the cell.
+            end = len(taken) - 1 if taken and taken[-1]["type"] == "done" else len(taken)
+            taken[end:end] = notes
+        self._waiting = []
+        self._last.clear()
+        self._text.clear()
+        self._left_out.clear()
+        self._urgent.clear()
+        if self._closed:
+            self._urgent.set()
+        else:
+            self._arrived.clear()
+        return taken
