@@ -33,7 +33,6 @@ class Server:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        extensions = json.dumps({"jupyter_gpuslice": extension})
         self._argv = [
             sys.executable,
             "-m",
@@ -44,7 +43,7 @@ class Server:
             "--ServerApp.open_browser=False",
             "--ServerApp.allow_root=True",
             f"--ServerApp.root_dir={self.folder.name}",
-            f"--ServerApp.jpserver_extensions={extensions}",
+            f"--ServerApp.jpserver_extensions=jupyter_gpuslice={extension}",
             *flags,
         ]
         home = Path(self.folder.name)
