@@ -11,106 +11,12 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from http.client import HTTPException
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
-from urllib.error import HTTPError
-from urllib.parse import urlencode
-from urllib.request import Request, urlopen
+from typing import Any
 
+from ._servers import API, CliError, Server, find_servers
 from ._version import __version__
-
-API = "gpuslice/api/v1/"
-TIMEOUT_SECONDS = 10
-
-
-class CliError(Exception):
-    """A command cannot do what was asked; the message is all that the person sees."""
-
-
-# ---- servers -------------------------------------------------------------------------------------
-
-
-class Server(Protocol):
-    """A server that can be asked. `api` is the address of its REST interface, with a slash."""
-
-    @property
-    def api(self) -> str: ...
-
-    def get(self, path: str, **query: str) -> Any:
-        """The decoded answer to GET. CliError with the server's own words when it refuses."""
-
-
-class SessionServer:
-    """The server that started this kernel or terminal, asked with what it gave to us."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        from .kernel.client import Client
-        from .kernel.errors import GpuSliceError
-
-        self.api = environ["JUPYTER_GPUSLICE_URL"].rstrip("/") + "/"
-        self._error = GpuSliceError
-        try:
-            self._client = Client.from_environment(environ)
-        except GpuSliceError as error:
-            raise CliError(str(error)) from error
-
-    def get(self, path: str, **query: str) -> Any:
-        try:
-            return self._client.get(path, **query)
-        except self._error as error:
-            raise CliError(str(error)) from error
-
-
-@dataclass(frozen=True)
-class RunningServer:
-    """A Jupyter server of this user's, asked with its own token."""
-
-    api: str
-    token: str
-
-    def get(self, path: str, **query: str) -> Any:
-        url = self.api + path + (f"?{urlencode(query)}" if query else "")
-        headers = {"Accept": "application/json"}
-        if self.token:
-            headers["Authorization"] = f"token {self.token}"
-        try:
-            # find_servers lets only http(s) addresses in
-            with urlopen(Request(url, headers=headers), timeout=TIMEOUT_SECONDS) as response:  # noqa: S310
-                return json.load(response)
-        except HTTPError as error:
-            raise CliError(f"{self.api} answered {_words_of(error)}") from error
-        except (OSError, ValueError, HTTPException) as error:
-            reason = getattr(error, "reason", error)
-            raise CliError(f"{self.api} cannot be asked: {reason}") from error
-
-
-def _words_of(error: HTTPError) -> str:
-    if error.code == 404:
-        return "404: it does not run the jupyter_gpuslice extension."
-    try:
-        body = json.loads(error.read())
-        words = " ".join(str(body[key]) for key in ("message", "hint") if body.get(key))
-    except (OSError, ValueError, AttributeError, TypeError):
-        words = ""
-    return f"{error.code}: {words or error.reason}"
-
-
-def find_servers(environ: Mapping[str, str] = os.environ) -> list[Server]:
-    """The servers to ask: this session's own inside a kernel or terminal, else all that run."""
-    if environ.get("JUPYTER_GPUSLICE_URL") and environ.get("JUPYTER_GPUSLICE_TOKEN"):
-        return [SessionServer(environ)]
-
-    from jupyter_server.serverapp import list_running_servers
-
-    # a server under a hub has no token of its own, but takes its session's
-    hub_token = environ.get("JUPYTERHUB_API_TOKEN", "")
-    return [
-        RunningServer(f"{info['url'].rstrip('/')}/{API}", info.get("token") or hub_token)
-        for info in list_running_servers()
-        if str(info.get("url", "")).startswith(("http://", "https://"))
-    ]
 
 
 def _ask_all(servers: Sequence[Server], path: str, **query: str) -> list[tuple[Server, Any]]:
@@ -205,15 +111,14 @@ def holder_of(lease: Mapping[str, Any]) -> str:
 # ---- commands ------------------------------------------------------------------------------------
 
 
-def status(args: argparse.Namespace) -> int:
+def show_status(args: argparse.Namespace) -> int:
     """Devices, what is free, who holds what."""
     servers = find_servers()
     if not servers:
         return _status_of_machine(args)
     found = []
     for server, pool in _ask_all(servers, "pool"):
-        leases = server.get("leases")
-        found.append({"server": server.api, "pool": pool, "leases": _listed(leases, "leases")})
+        found.append({"server": server.api, "pool": pool, "leases": server.get("leases")})
     if args.json:
         print(json.dumps(found, indent=2))
         return 0
@@ -221,11 +126,6 @@ def status(args: argparse.Namespace) -> int:
         print(f"{entry['server'].removesuffix(API)}\n")
         print(f"{describe_pool(entry['pool'])}\n\n{describe_leases(entry['leases'])}\n")
     return 0
-
-
-def _listed(answer: Any, key: str) -> Any:
-    """A list that may stand alone or under a name."""
-    return answer[key] if isinstance(answer, dict) else answer
 
 
 def _status_of_machine(args: argparse.Namespace) -> int:
@@ -269,7 +169,7 @@ def _status_of_machine(args: argparse.Namespace) -> int:
     return 0
 
 
-def usage(args: argparse.Namespace) -> int:
+def show_usage(args: argparse.Namespace) -> int:
     """GPU time held, busy, idle and waited."""
     servers = find_servers()
     if not servers:
@@ -278,8 +178,7 @@ def usage(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([{"server": s.api, "usage": u} for s, u in answers], indent=2))
         return 0
-    for server, answer in answers:
-        entries = _listed(answer, "usage")
+    for server, entries in answers:
         print(f"{server.api.removesuffix(API)}\n")
         if not entries:
             print("Nothing has been held yet.\n")
@@ -291,15 +190,35 @@ def usage(args: argparse.Namespace) -> int:
     return 0
 
 
-def doctor(args: argparse.Namespace) -> int:
+def show_doctor(args: argparse.Namespace) -> int:
     """What this machine has, and how strongly it can keep slices apart."""
-    from .isolation.levels import doctor as report
+    from .devices import open_devices
+    from .isolation.levels import LEVELS
+    from .isolation.levels import doctor as examine
 
-    print(report())
+    source = open_devices()
+    try:
+        devices = source.devices()
+        findings = examine(source)
+    finally:
+        source.close()
+    if args.json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+        return 0
+    names = ", ".join(device.name for device in devices)
+    print(f"Devices: {names or 'none.'}\n\nIsolation levels, from the strongest:\n")
+    levels = {level.name: level for level in LEVELS}
+    for finding in findings:
+        level = levels[finding.level]
+        print(f"{'yes' if finding.available else 'no ':3}  {finding.level}: {level.holds}")
+        print(f"       {level.lacks}")
+        print(f"       Here: {finding.why}")
+        if finding.remedy:
+            print(f"       To get it: {finding.remedy}")
     return 0
 
 
-def demo(args: argparse.Namespace) -> int:
+def run_demo(args: argparse.Namespace) -> int:
     """A hub with GPU profiles on this machine."""
     try:
         from .demo.main import check, serve
@@ -311,7 +230,7 @@ def demo(args: argparse.Namespace) -> int:
     return check() if args.check else serve()
 
 
-def profiles_check(args: argparse.Namespace) -> int:
+def check_profiles(args: argparse.Namespace) -> int:
     """Is this file of profiles valid?"""
     from .hub.profiles import ProfileError, load_profiles
 
@@ -352,23 +271,24 @@ def parser() -> argparse.ArgumentParser:
 
     sub = command(
         "status",
-        status,
+        show_status,
         "show devices, what is free, and who holds what",
         "Inside a session it asks that session's server; elsewhere every Jupyter server of yours "
         "that runs; with none running it lists the devices of this machine.",
     )
     sub.add_argument("--json", action="store_true", help="print JSON, as the REST interface has it")
 
-    command(
+    sub = command(
         "doctor",
-        doctor,
+        show_doctor,
         "say what this machine has and how strongly it can keep slices apart",
         "Each isolation level with yes or no, why, and what to do about it.",
     )
+    sub.add_argument("--json", action="store_true", help="print JSON")
 
     sub = command(
         "demo",
-        demo,
+        run_demo,
         "run a hub with GPU profiles on this machine, for a look",
         "Everything runs on loopback, in a temporary directory, as you. It uses the machine's "
         "GPUs, and simulated ones where there are none. Ctrl-C ends it and leaves nothing behind.",
@@ -389,9 +309,9 @@ def parser() -> argparse.ArgumentParser:
         description="Check files of profiles before a hub reads them.",
     )
     sub.add_argument("file", nargs="+", type=Path, metavar="FILE", help="a profiles.yaml")
-    sub.set_defaults(act=profiles_check)
+    sub.set_defaults(act=check_profiles)
 
-    sub = command("usage", usage, "show GPU time held, busy, idle and waited")
+    sub = command("usage", show_usage, "show GPU time held, busy, idle and waited")
     sub.add_argument(
         "--by", choices=("user", "group", "day"), default="user", help="sum by this (default: user)"
     )
@@ -403,7 +323,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     args = parser().parse_args(argv)
     try:
-        return int(args.act(args))
+        status = int(args.act(args))
+        # now, not at the interpreter's end, where a reader that left could not be told apart
+        sys.stdout.flush()
+        return status
     except CliError as error:
         print(error, file=sys.stderr)
         return 1

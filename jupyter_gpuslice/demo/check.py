@@ -1,4 +1,4 @@
-"""The main job, walked from the login page to the last free MiB; each step is checked on the way."""
+"""The main job, walked from the login page to the last free MiB, checked at each step."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Walk:
 
     def _start_server(self) -> None:
         page = self._visitor.get("hub/spawn")
-        form = next((f for f in forms_of(page.text) if f.choices), None)
+        form = next((f for f in forms_of(page.text) if "choice" in f.choices), None)
         if form is None:
             raise DemoError("The spawn page offers no profiles.")
         choose(form, REQUEST)
@@ -145,7 +145,7 @@ class Walk:
 
     def _read_allocation(self) -> None:
         api = f"user/{self._user.name}/gpuslice/api/v1"
-        leases = listed(self._visitor.json(f"{api}/leases"), "leases")
+        leases = self._visitor.json(f"{api}/leases")
         groups = [lease for lease in leases if lease["holder"]["kind"] == "group"]
         if len(groups) != 1 or len(groups[0]["slices"]) != WORKERS:
             raise DemoError(f"The group's lease is not one of {WORKERS} slices: {groups}")
@@ -159,10 +159,9 @@ class Walk:
         )
 
     def _session_lease(self) -> Any:
-        answer = self._visitor.json("services/gpuslice/api/v1/leases")
         mine = [
             lease
-            for lease in listed(answer, "leases")
+            for lease in self._visitor.json("services/gpuslice/api/v1/leases")
             if lease["holder"]["user"] == self._user.name and lease["slices"]
         ]
         if len(mine) != 1:
@@ -189,14 +188,12 @@ class Walk:
 
 
 def choose(form: Form, request: str) -> None:
-    """Pick the choice of a spawn form that stands for `request`. DemoError if there is none."""
-    for name, values in form.choices.items():
-        if request in values:
-            form.values[name] = request
+    """Pick the first choice of a spawn form that stands for `request`, in whatever profile.
+
+    DemoError if it is not to be had.
+    """
+    for value in form.choices.get("choice", []):
+        if value.partition("/")[2] == request:
+            form.values["choice"] = value
             return
-    raise DemoError(f"The spawn page offers no {request}: {form.choices}")
-
-
-def listed(answer: Any, key: str) -> list[Any]:
-    """A list that may stand alone or under a name."""
-    return list(answer[key] if isinstance(answer, dict) else answer)
+    raise DemoError(f"The spawn page offers no {request} now, only {form.choices}.")

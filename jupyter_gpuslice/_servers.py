@@ -1,0 +1,101 @@
+"""The Jupyter servers that the command line asks, and how they know who asks."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.client import HTTPException
+from typing import Any, Protocol
+from urllib.error import HTTPError
+from urllib.parse import urlencode
+from urllib.request import Request, urlopen
+
+API = "gpuslice/api/v1/"
+TIMEOUT_SECONDS = 10
+
+
+class CliError(Exception):
+    """A command cannot do what was asked; the message is all that the person sees."""
+
+
+class Server(Protocol):
+    """A server that can be asked. `api` is the address of its REST interface, with a slash."""
+
+    @property
+    def api(self) -> str: ...
+
+    def get(self, path: str, **query: str) -> Any:
+        """The decoded answer to GET. CliError with the server's own words when it refuses."""
+
+
+class SessionServer:
+    """The server that started this kernel or terminal, asked with what it gave to us."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        from .kernel.client import Client
+        from .kernel.errors import GpuSliceError
+
+        self.api = environ["JUPYTER_GPUSLICE_URL"].rstrip("/") + "/"
+        self._error = GpuSliceError
+        try:
+            self._client = Client.from_environment(environ)
+        except GpuSliceError as error:
+            raise CliError(str(error)) from error
+
+    def get(self, path: str, **query: str) -> Any:
+        try:
+            return self._client.get(path, **query)
+        except self._error as error:
+            raise CliError(str(error)) from error
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A Jupyter server of this user's, asked with its own token."""
+
+    api: str
+    token: str
+
+    def get(self, path: str, **query: str) -> Any:
+        url = self.api + path + (f"?{urlencode(query)}" if query else "")
+        headers = {"Accept": "application/json"}
+        if self.token:
+            headers["Authorization"] = f"token {self.token}"
+        try:
+            # find_servers lets only http(s) addresses in
+            with urlopen(Request(url, headers=headers), timeout=TIMEOUT_SECONDS) as response:  # noqa: S310
+                return json.load(response)
+        except HTTPError as error:
+            raise CliError(f"{self.api} answered {_words_of(error)}") from error
+        except (OSError, ValueError, HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            raise CliError(f"{self.api} cannot be asked: {reason}") from error
+
+
+def _words_of(error: HTTPError) -> str:
+    if error.code == 404:
+        return "404: it does not run the jupyter_gpuslice extension."
+    try:
+        body = json.loads(error.read())
+        words = " ".join(str(body[key]) for key in ("message", "hint") if body.get(key))
+    except (OSError, ValueError, AttributeError, TypeError):
+        words = ""
+    return f"{error.code}: {words or error.reason}"
+
+
+def find_servers(environ: Mapping[str, str] = os.environ) -> list[Server]:
+    """The servers to ask: this session's own inside a kernel or terminal, else all that run."""
+    if environ.get("JUPYTER_GPUSLICE_URL") and environ.get("JUPYTER_GPUSLICE_TOKEN"):
+        return [SessionServer(environ)]
+
+    from jupyter_server.serverapp import list_running_servers
+
+    # a server under a hub has no token of its own, but takes its session's
+    hub_token = environ.get("JUPYTERHUB_API_TOKEN", "")
+    return [
+        RunningServer(f"{info['url'].rstrip('/')}/{API}", info.get("token") or hub_token)
+        for info in list_running_servers()
+        if str(info.get("url", "")).startswith(("http://", "https://"))
+    ]
