@@ -71,3 +71,10 @@ class PeerError(Exception):
         if different:
             lines += ["", *(self._headline(error) for error in different)]
         return lines
+
+
+class CellInterrupted(KeyboardInterrupt):
+    """The interrupt that ended a cell on its ranks. Shown in a line, without our frames."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"KeyboardInterrupt: {self}"]

@@ -10,6 +10,7 @@ import importlib.machinery
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.abc import Loader, MetaPathFinder
 from types import ModuleType
 from typing import Any
@@ -25,22 +26,16 @@ def cuda_user() -> str:
     reaches it no more.
     """
     torch = _torch()
-    try:
+    with suppress(Exception):  # a torch of an unknown kind: the check below still tells
         if torch is not None and torch.cuda.is_initialized():
             return "PyTorch"
-    except Exception:  # a torch of an unknown kind: the check below still tells
-        pass
     # The CUDA driver opens this device file when it is initialised, whichever library asked;
     # NVML, which looks only, does not.
-    try:
+    with suppress(OSError):
         for fd in os.listdir("/proc/self/fd"):
-            try:
+            with suppress(OSError):
                 if os.readlink(f"/proc/self/fd/{fd}") == "/dev/nvidia-uvm":
                     return _other_framework()
-            except OSError:
-                continue
-    except OSError:
-        pass
     return ""
 
 
@@ -81,11 +76,9 @@ def give_memory_back() -> None:
             setattr(sys, name, None)
     gc.collect()
     torch = _torch()
-    try:
+    with suppress(Exception):  # an allocator in a bad state gives back what it can
         if torch is not None and torch.cuda.is_initialized():
             torch.cuda.empty_cache()
-    except Exception:  # an allocator in a bad state gives back what it can
-        pass
 
 
 def _torch() -> Any:
@@ -113,22 +106,18 @@ def _limit(torch: Any) -> bool:
 
 def _limit_when_initialised() -> None:
     # PyTorch turns an exception here into a failure of its own initialisation.
-    try:
+    with suppress(Exception):
         if os.environ.get(FRACTION):
             _limit(_torch())
-    except Exception:
-        pass
 
 
 def _queue(cuda: Any) -> None:
     """Have ``torch.cuda`` call us when it is initialised (at once, if it is already)."""
     if getattr(cuda, "_gpuslice_limited", False):
         return
-    try:
+    with suppress(Exception):  # an unknown torch: the environment's allocator settings remain
         cuda._gpuslice_limited = True
         cuda._lazy_call(_limit_when_initialised)
-    except Exception:  # an unknown torch: the environment's allocator settings remain
-        pass
 
 
 class _TorchCudaFinder(MetaPathFinder):

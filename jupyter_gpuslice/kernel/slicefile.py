@@ -95,8 +95,8 @@ class SliceHook:
         if user and moved:
             self.restart_needed = True
             self._say(
-                f"The GPU slice of this kernel changed, but {user} already uses CUDA here and keeps "
-                "the devices it found. Restart the kernel to use the new slice "
+                f"The GPU slice of this kernel changed, but {user} already uses CUDA here and "
+                "keeps the devices it found. Restart the kernel to use the new slice "
                 "(Kernel → Restart; the slice stays yours)."
             )
             return True
@@ -114,9 +114,8 @@ class SliceHook:
         if self.file.holding:
             if not held:
                 return f"GPU slice granted: {lease_words(lease)}."
-            if before is not None and lease is not None:
-                if before.get("slices") != lease.get("slices"):
-                    return f"GPU slice changed: {lease_words(lease)}."
+            if (before or {}).get("slices") != (lease or {}).get("slices"):
+                return f"GPU slice changed: {lease_words(lease)}."
             return ""
         if held:
             return message or "This kernel no longer holds a GPU slice."

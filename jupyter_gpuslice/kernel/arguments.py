@@ -1,0 +1,163 @@
+"""What can be written after ``%gpu`` and ``%%gpu``: parsers whose errors help."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import shlex
+from collections.abc import Iterable
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic_arguments import MagicArgumentParser
+
+REQUESTS = ("auto", "0.25", "0.5", "1", "2", "10GiB", "10GiB/50%", "2x0.5")
+BACKENDS = ("auto", "nccl", "gloo")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,29}")
+
+
+class SubcommandParser(MagicArgumentParser):
+    """Parses one subcommand; an error is a ``UsageError`` with what may have been meant."""
+
+    def __init__(self, name: str, description: str) -> None:
+        # %gpu and %%gpu subcommands read alike in messages.
+        super().__init__(prog=name, description=description, add_help=False)
+        self.allow_abbrev = False
+
+    @property
+    def options(self) -> list[str]:
+        return sorted(option for action in self._actions for option in action.option_strings)
+
+    def parse_line(self, words: list[str]) -> argparse.Namespace:
+        namespace, rest = self.parse_known_args(words)
+        unknown = [word for word in rest if word.startswith("-")] or rest
+        if unknown:
+            word = unknown[0]
+            if word.startswith("-"):
+                self.error(f"unknown option {word}{meant(word, self.options)}")
+            self.error(f"{word!r} is one word too many")
+        return namespace
+
+    def error(self, message: str) -> Any:
+        message = message[:1].upper() + message[1:]
+        usage = self.format_usage().replace("usage: ", "").replace("::\n\n", "").strip()
+        raise UsageError(f"{message}.\nUsage: {' '.join(usage.split())}")
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """``": did you mean request?"``, or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f": did you mean {close[0]}?" if close else ""
+
+
+def split(line: str) -> list[str]:
+    try:
+        return shlex.split(line)
+    except ValueError as error:
+        raise UsageError(f"The line cannot be read: {error}.") from None
+
+
+def looks_like_request(word: str) -> bool:
+    """Every request but two holds a digit; no subcommand does. What it means, the server knows."""
+    return word in ("auto", "none") or ":" in word or any(c.isdigit() for c in word)
+
+
+def rank_list(text: str) -> list[int]:
+    """``0,2`` or ``0-2`` or both."""
+    ranks: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,4})(?:\s*-\s*(\d{1,4}))?\s*", part)
+        if match is None:
+            raise argparse.ArgumentTypeError(f"{text!r} is no list of ranks: write 0,2 or 0-2")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise argparse.ArgumentTypeError(f"{part.strip()!r} counts backwards")
+        ranks.update(range(first, last + 1))
+    return sorted(ranks)
+
+
+def group_name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no name of a group: up to 30 letters, digits, '-', '_' and '.'"
+        )
+    return text
+
+
+def _workers(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of workers") from None
+    if not 1 <= number <= 1024:
+        raise argparse.ArgumentTypeError("a group has 1 to 1024 workers")
+    return number
+
+
+def _variable(text: str) -> str:
+    if not text.isidentifier():
+        raise argparse.ArgumentTypeError(f"{text!r} is no name of a variable")
+    return text
+
+
+def _parser(name: str, description: str) -> SubcommandParser:
+    return SubcommandParser(name, description)
+
+
+def _with_name(parser: SubcommandParser) -> SubcommandParser:
+    parser.add_argument("--name", type=group_name, default=None, help="which group")
+    return parser
+
+
+def _line_parsers() -> dict[str, SubcommandParser]:
+    request = _parser("%gpu request", "Ask for a slice for this kernel.")
+    request.add_argument("request", help="how much: 0.5, 10GiB, h100:1, …")
+    request.add_argument("--wait", action="store_true", help="queue and wait if it is not free")
+    request.add_argument("--ttl", default=None, help="give it back after that long: 30m, 2h")
+    resize = _parser("%gpu resize", "Change this kernel's slice.")
+    resize.add_argument("request", help="how much from now on")
+    why = _parser("%gpu why", "Would a request be granted now; if not, why not.")
+    why.add_argument("request")
+    push = _with_name(_parser("%gpu push", "Copy variables to every rank."))
+    push.add_argument("names", nargs="+", type=_variable, metavar="variable")
+    pull = _with_name(_parser("%gpu pull", "Bring variables from the ranks."))
+    pull.add_argument("names", nargs="+", type=_variable, metavar="variable")
+    pull.add_argument("--rank", type=int, default=None, help="from this rank alone")
+    return {
+        "request": request,
+        "resize": resize,
+        "release": _parser("%gpu release", "Give this kernel's slice back."),
+        "why": why,
+        "peers": _parser("%gpu peers", "The groups of this notebook and their ranks."),
+        "push": push,
+        "pull": pull,
+        "reset": _with_name(
+            _parser("%gpu reset", "Re-make a group's process group; Python state stays.")
+        ),
+        "stop": _with_name(_parser("%gpu stop", "End a group and give its slices back.")),
+        "help": _parser("%gpu help", "Everything that %gpu and %%gpu do."),
+    }
+
+
+def _cell_parsers() -> dict[str, SubcommandParser]:
+    train = _parser("%%gpu train", "Run the cell on every rank of a group, made on first use.")
+    train.add_argument("request", nargs="?", default=None, help="what each worker gets")
+    train.add_argument("-n", "--workers", type=_workers, required=True, help="how many workers")
+    train.add_argument("--backend", choices=BACKENDS, default="auto")
+    train.add_argument("--fresh", action="store_true", help="make the group anew")
+    train.add_argument("--nodes", type=int, default=None, help=argparse.SUPPRESS)
+    run = _parser("%%gpu run", "Run the cell on an existing group.")
+    run.add_argument("--ranks", type=rank_list, default=None, help="on these ranks: 0,2 or 0-2")
+    for parser in (_with_name(train), _with_name(run)):
+        parser.add_argument("--show", type=rank_list, default=None, help="show these ranks alone")
+    cell = _parser("%%gpu", "Run the cell in a worker of its own that holds that slice.")
+    cell.add_argument("request")
+    cell.add_argument("--fresh", action="store_true", help="make the worker anew")
+    return {"train": train, "run": run, "": cell}
+
+
+LINE = _line_parsers()
+"""Subcommands of ``%gpu``."""
+CELL = _cell_parsers()
+"""Subcommands of ``%%gpu``; ``""`` is the one that begins with a request."""

@@ -1,0 +1,85 @@
+"""Tab completion for ``%gpu`` and ``%%gpu``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import arguments
+from .groups import Groups
+
+
+def completions(line: str, groups: list[str], variables: list[str], over_cell: bool) -> list[str]:
+    """What may come next on ``line`` (the text before the cursor, from the magic on).
+
+    ``groups`` and ``variables`` are names that exist.
+    """
+    words = line.split()
+    if not line.endswith((" ", "\t")) and words:
+        words.pop()
+    words = words[1:]
+    parsers = arguments.CELL if over_cell else arguments.LINE
+    if not words:
+        return sorted(filter(None, parsers)) + (list(arguments.REQUESTS) if over_cell else [])
+    name = words[0]
+    parser = parsers.get(name) or (
+        parsers.get("") if over_cell and arguments.looks_like_request(name) else None
+    )
+    if parser is None:
+        return []
+    last = words[-1]
+    if last == "--name":
+        return groups
+    if last == "--backend":
+        return list(arguments.BACKENDS)
+    if last in ("--ttl",):
+        return ["30m", "2h", "8h"]
+    if last in ("-n", "--workers"):
+        return ["2", "4", "8"]
+    if last in ("--ranks", "--show", "--rank"):
+        return ["0", "0,1", "0-3"] if last != "--rank" else ["0"]
+    found = [option for option in parser.options if option not in words and option != "--nodes"]
+    if name in ("request", "resize", "why", "train") and not any(
+        arguments.looks_like_request(word) for word in _plain(words[1:])
+    ):
+        found += arguments.REQUESTS
+    if name in ("push", "pull"):
+        found += [variable for variable in variables if variable not in words]
+    return found
+
+
+def _plain(words: list[str]) -> list[str]:
+    """Words that are neither options nor their values."""
+    taking = ("--name", "--backend", "--ttl", "-n", "--workers", "--ranks", "--show", "--rank")
+    return [
+        word
+        for before, word in zip(["", *words], words)  # noqa: B905 (Python 3.9)
+        if before not in taking and not word.startswith("-")
+    ]
+
+
+class Completer:
+    """IPython's ``complete_command`` hook for both magics."""
+
+    def __init__(self, shell: Any, groups: Groups) -> None:
+        self._shell = shell
+        self._groups = groups
+
+    def __call__(self, shell: Any, event: Any) -> list[str]:
+        try:
+            line = event.text_until_cursor.lstrip()
+            hidden = getattr(self._shell, "user_ns_hidden", {})
+            variables = sorted(
+                name
+                for name in self._shell.user_ns
+                if not name.startswith("_") and name not in hidden
+            )
+            found = completions(
+                line, self._groups.names(), variables, over_cell=line.startswith("%%")
+            )
+            return [word for word in found if word.startswith(event.symbol)]
+        except Exception:  # completion is a comfort: nothing of it may disturb typing
+            return []
+
+    def install(self) -> None:
+        for magic in ("%gpu", "%%gpu"):
+            self._shell.set_hook("complete_command", self, str_key=magic)
