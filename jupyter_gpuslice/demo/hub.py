@@ -115,7 +115,7 @@ class DemoHub:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "CONFIGPROXY_AUTH_TOKEN": secrets.token_hex(32)},
+                env=hub_environment(),
                 # Ctrl-C is for us: the hub is told afterwards, once, and in the right order
                 start_new_session=True,
             )
@@ -187,6 +187,12 @@ class DemoHub:
             shutil.rmtree(self.root, ignore_errors=True)
 
 
+def hub_environment() -> dict[str, str]:
+    """The hub's environment: this Python's commands first on the path, a secret for its proxy."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    return {**os.environ, "PATH": path, "CONFIGPROXY_AUTH_TOKEN": secrets.token_hex(32)}
+
+
 def _quietly(act: Callable[[], None]) -> None:
     try:
         act()
@@ -242,5 +248,6 @@ c.ConfigurableHTTPProxy.api_url = "http://127.0.0.1:{proxy_port}"
 c.ConfigurableHTTPProxy.pid_file = {str(root / "proxy.pid")!r}
 c.SimpleLocalProcessSpawner.home_dir_template = {str(root / "homes" / "{username}")!r}
 c.Spawner.default_url = "/lab/tree/example.ipynb"
+c.Spawner.cmd = [{sys.executable!r}, "-m", "jupyterhub.singleuser"]
 c.Spawner.args = {spawner_args!r}
 """
