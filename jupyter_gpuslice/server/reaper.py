@@ -1,0 +1,114 @@
+"""End what a dead holder left behind, before its slice goes to somebody else.
+
+A kernel that is killed leaves its children running (data loaders, a server started from a cell),
+and they keep their device memory. They are known by their environment, which they inherited.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from ..broker.lease import Lease
+from ..devices.process import Process
+
+TERM_GRACE = 0.8
+"""Seconds between SIGTERM and SIGKILL: the whole has to fit in the 5 s of a lease's end."""
+KILL_GRACE = 2.0
+"""Seconds that the kernel gets to take killed processes away."""
+
+
+def leftovers(lease: Lease, keep: Collection[Process] = ()) -> list[Process]:
+    """The processes that carry the mark of this lease or of its kernel (blocks: scans /proc).
+
+    Only those that we may signal, never this process nor one in ``keep``.
+    """
+    kept = {process.pid for process in keep} | {os.getpid(), 1}
+    found = []
+    for pid in _pids():
+        if pid in kept:
+            continue
+        environ = _environ(pid)
+        if environ is not None and _belongs(environ, lease):
+            try:
+                found.append(Process.of(pid))
+            except ProcessLookupError:
+                continue
+    return found
+
+
+def reap(lease: Lease, keep: Collection[Process] = ()) -> list[Process]:
+    """SIGTERM, then SIGKILL, to all that a lease's holder left (blocks for up to 3 s).
+
+    Returns those that are still there: a process in an uninterruptible sleep cannot be ended.
+    """
+    for attempt, grace in ((signal.SIGTERM, TERM_GRACE), (signal.SIGKILL, KILL_GRACE)):
+        # Looked up anew before each signal: a dying process may have started others.
+        rest = leftovers(lease, keep)
+        if not rest:
+            return []
+        for process in rest:
+            _signal(process, attempt)
+        deadline = time.monotonic() + grace
+        while time.monotonic() < deadline and any(process.alive() for process in rest):
+            time.sleep(0.02)
+    return [process for process in leftovers(lease, keep) if process.alive()]
+
+
+def _pids() -> Iterator[int]:
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            yield int(entry.name)
+
+
+def _environ(pid: int) -> dict[bytes, bytes] | None:
+    """What the process was started with; ``None`` where we may not look or it is gone."""
+    path = Path(f"/proc/{pid}")
+    try:
+        uid = path.stat().st_uid
+        if os.geteuid() not in (0, uid):
+            return None
+        text = (path / "environ").read_bytes()
+    except OSError:
+        return None
+    pairs = (entry.partition(b"=") for entry in text.split(b"\0"))
+    return {name: value for name, _, value in pairs if name.startswith(b"JUPYTER_GPUSLICE_")}
+
+
+def _belongs(environ: dict[bytes, bytes], lease: Lease) -> bool:
+    if environ.get(b"JUPYTER_GPUSLICE_LEASE") == lease.id.encode():
+        return True
+    if lease.holder.kind == "kernel":
+        return environ.get(b"JUPYTER_GPUSLICE_KERNEL_ID") == lease.holder.id.encode()
+    if lease.holder.kind == "session":
+        try:
+            grant = json.loads(environ.get(b"JUPYTER_GPUSLICE_GRANT", b"{}"))
+        except ValueError:
+            return False
+        return isinstance(grant, dict) and grant.get("lease") == lease.id
+    return False
+
+
+def _signal(process: Process, number: signal.Signals) -> None:
+    try:
+        fd = process.open_pidfd()
+    except ProcessLookupError:
+        return
+    except OSError:
+        # Without pidfds a pid could change hands between the look and the signal.
+        if process.alive():
+            try:
+                os.kill(process.pid, number)
+            except OSError:
+                pass
+        return
+    try:
+        signal.pidfd_send_signal(fd, number)
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
