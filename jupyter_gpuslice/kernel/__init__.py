@@ -32,11 +32,12 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     hook = SliceHook(path) if path else None
     magics = GpuMagics(shell, hook)
     shell.register_magics(magics)
-    Completer(shell, magics.groups).install()
+    completer = Completer(shell, magics.groups)
+    completer.install()
     if hook is not None:
         shell.events.register("pre_run_cell", hook.before_cell)
         watch_torch()
-    setattr(shell, _LOADED, _Loaded(magics, hook))
+    setattr(shell, _LOADED, _Loaded(completer, hook))
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
@@ -48,8 +49,8 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
 
 
 class _Loaded:
-    def __init__(self, magics: Any, hook: Any) -> None:
-        self.magics = magics
+    def __init__(self, completer: Any, hook: Any) -> None:
+        self.completer = completer
         self.hook = hook
 
     def unload(self, shell: Any) -> None:
@@ -58,5 +59,6 @@ class _Loaded:
         if self.hook is not None:
             shell.events.unregister("pre_run_cell", self.hook.before_cell)
         unwatch_torch()
+        self.completer.uninstall()
         for kind in ("line", "cell"):
             shell.magics_manager.magics[kind].pop("gpu", None)

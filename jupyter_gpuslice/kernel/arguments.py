@@ -20,9 +20,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,29}")
 class SubcommandParser(MagicArgumentParser):
     """Parses one subcommand; an error is a ``UsageError`` with what may have been meant."""
 
-    def __init__(self, name: str, description: str) -> None:
-        # %gpu and %%gpu subcommands read alike in messages.
-        super().__init__(prog=name, description=description, add_help=False)
+    def __init__(self, usage: str) -> None:
+        super().__init__(usage=usage, add_help=False)
         self.allow_abbrev = False
 
     @property
@@ -41,8 +40,8 @@ class SubcommandParser(MagicArgumentParser):
 
     def error(self, message: str) -> Any:
         message = message[:1].upper() + message[1:]
-        usage = self.format_usage().replace("usage: ", "").replace("::\n\n", "").strip()
-        raise UsageError(f"{message}.\nUsage: {' '.join(usage.split())}")
+        end = "" if message.endswith("?") else "."
+        raise UsageError(f"{message}{end}\nUsage: {self.usage}")
 
 
 def meant(word: str, known: Iterable[str]) -> str:
@@ -95,65 +94,67 @@ def _workers(text: str) -> int:
     return number
 
 
+def _rank(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no rank: ranks count from 0")
+    return int(text)
+
+
 def _variable(text: str) -> str:
     if not text.isidentifier():
         raise argparse.ArgumentTypeError(f"{text!r} is no name of a variable")
     return text
 
 
-def _parser(name: str, description: str) -> SubcommandParser:
-    return SubcommandParser(name, description)
-
-
 def _with_name(parser: SubcommandParser) -> SubcommandParser:
-    parser.add_argument("--name", type=group_name, default=None, help="which group")
+    parser.add_argument("--name", type=group_name, default=None)
     return parser
 
 
 def _line_parsers() -> dict[str, SubcommandParser]:
-    request = _parser("%gpu request", "Ask for a slice for this kernel.")
-    request.add_argument("request", help="how much: 0.5, 10GiB, h100:1, …")
-    request.add_argument("--wait", action="store_true", help="queue and wait if it is not free")
-    request.add_argument("--ttl", default=None, help="give it back after that long: 30m, 2h")
-    resize = _parser("%gpu resize", "Change this kernel's slice.")
-    resize.add_argument("request", help="how much from now on")
-    why = _parser("%gpu why", "Would a request be granted now; if not, why not.")
+    request = SubcommandParser("%gpu request 0.5 [--wait] [--ttl 2h]")
+    request.add_argument("request")
+    request.add_argument("--wait", action="store_true")
+    request.add_argument("--ttl", default=None)
+    resize = SubcommandParser("%gpu resize 0.75")
+    resize.add_argument("request")
+    why = SubcommandParser("%gpu why 2")
     why.add_argument("request")
-    push = _with_name(_parser("%gpu push", "Copy variables to every rank."))
+    push = _with_name(SubcommandParser("%gpu push x y [--name g]"))
     push.add_argument("names", nargs="+", type=_variable, metavar="variable")
-    pull = _with_name(_parser("%gpu pull", "Bring variables from the ranks."))
+    pull = _with_name(SubcommandParser("%gpu pull x y [--rank 0] [--name g]"))
     pull.add_argument("names", nargs="+", type=_variable, metavar="variable")
-    pull.add_argument("--rank", type=int, default=None, help="from this rank alone")
+    pull.add_argument("--rank", type=_rank, default=None)
     return {
         "request": request,
         "resize": resize,
-        "release": _parser("%gpu release", "Give this kernel's slice back."),
+        "release": SubcommandParser("%gpu release"),
         "why": why,
-        "peers": _parser("%gpu peers", "The groups of this notebook and their ranks."),
+        "peers": SubcommandParser("%gpu peers"),
         "push": push,
         "pull": pull,
-        "reset": _with_name(
-            _parser("%gpu reset", "Re-make a group's process group; Python state stays.")
-        ),
-        "stop": _with_name(_parser("%gpu stop", "End a group and give its slices back.")),
-        "help": _parser("%gpu help", "Everything that %gpu and %%gpu do."),
+        "reset": _with_name(SubcommandParser("%gpu reset [--name g]")),
+        "stop": _with_name(SubcommandParser("%gpu stop [--name g]")),
+        "help": SubcommandParser("%gpu help"),
     }
 
 
 def _cell_parsers() -> dict[str, SubcommandParser]:
-    train = _parser("%%gpu train", "Run the cell on every rank of a group, made on first use.")
-    train.add_argument("request", nargs="?", default=None, help="what each worker gets")
-    train.add_argument("-n", "--workers", type=_workers, required=True, help="how many workers")
+    train = SubcommandParser(
+        "%%gpu train -n 4 [request] [--name g] [--backend auto|nccl|gloo] [--show 0,2] [--fresh]"
+    )
+    train.add_argument("request", nargs="?", default=None)
+    train.add_argument("-n", "--workers", type=_workers, required=True)
     train.add_argument("--backend", choices=BACKENDS, default="auto")
-    train.add_argument("--fresh", action="store_true", help="make the group anew")
-    train.add_argument("--nodes", type=int, default=None, help=argparse.SUPPRESS)
-    run = _parser("%%gpu run", "Run the cell on an existing group.")
-    run.add_argument("--ranks", type=rank_list, default=None, help="on these ranks: 0,2 or 0-2")
+    train.add_argument("--fresh", action="store_true")
+    train.add_argument("--nodes", type=int, default=None)
+    run = SubcommandParser("%%gpu run [--ranks 0,2|0-2] [--name g] [--show 0,2]")
+    run.add_argument("--ranks", type=rank_list, default=None)
     for parser in (_with_name(train), _with_name(run)):
-        parser.add_argument("--show", type=rank_list, default=None, help="show these ranks alone")
-    cell = _parser("%%gpu", "Run the cell in a worker of its own that holds that slice.")
+        parser.add_argument("--show", type=rank_list, default=None)
+    cell = SubcommandParser("%%gpu 0.5 [--fresh]")
     cell.add_argument("request")
-    cell.add_argument("--fresh", action="store_true", help="make the worker anew")
+    cell.add_argument("--fresh", action="store_true")
     return {"train": train, "run": run, "": cell}
 
 

@@ -58,15 +58,55 @@ def _plain(words: list[str]) -> list[str]:
 
 
 class Completer:
-    """IPython's ``complete_command`` hook for both magics."""
+    """Completes both magics in a shell. Never raises: nothing of it may disturb typing."""
 
     def __init__(self, shell: Any, groups: Groups) -> None:
         self._shell = shell
         self._groups = groups
 
-    def __call__(self, shell: Any, event: Any) -> list[str]:
+    def install(self) -> None:
+        matchers = getattr(self._shell.Completer, "custom_matchers", None)
+        if matchers is None:  # IPython before 8.6
+            for magic in ("%gpu", "%%gpu"):
+                self._shell.set_hook("complete_command", self._hook, str_key=magic)
+            return
+        from IPython.core.completer import SimpleCompletion, context_matcher
+
+        @context_matcher()
+        def gpuslice_matcher(context: Any) -> Any:
+            line = context.text_until_cursor
+            fragment, found = self._found(line)
+            if not found:
+                return {"completions": []}
+            # Nothing else makes sense there: no names of Python, no files.
+            return {
+                "completions": [SimpleCompletion(text, type="magic") for text in found],
+                "matched_fragment": fragment,
+                "suppress": True,
+                "ordered": True,
+            }
+
+        self._matcher = gpuslice_matcher
+        matchers.append(gpuslice_matcher)
+
+    def uninstall(self) -> None:
+        matchers = getattr(self._shell.Completer, "custom_matchers", [])
+        matchers[:] = [m for m in matchers if m is not getattr(self, "_matcher", None)]
+
+    def _hook(self, shell: Any, event: Any) -> list[str]:
+        # The word that is replaced begins after IPython's own delimiters, "-" among them.
+        fragment, found = self._found(event.text_until_cursor)
+        cut = len(fragment) - len(event.symbol)
+        return [word[cut:] for word in found]
+
+    def _found(self, before: str) -> tuple[str, list[str]]:
+        """The word being typed and what it may become; none outside of our magics."""
         try:
-            line = event.text_until_cursor.lstrip()
+            line = before.lstrip()
+            words = line.split(None, 1)
+            if len(words) == 0 or words[0] not in ("%gpu", "%%gpu") or line in ("%gpu", "%%gpu"):
+                return "", []
+            fragment = "" if line.endswith((" ", "\t")) else line.split()[-1]
             hidden = getattr(self._shell, "user_ns_hidden", {})
             variables = sorted(
                 name
@@ -76,10 +116,6 @@ class Completer:
             found = completions(
                 line, self._groups.names(), variables, over_cell=line.startswith("%%")
             )
-            return [word for word in found if word.startswith(event.symbol)]
-        except Exception:  # completion is a comfort: nothing of it may disturb typing
-            return []
-
-    def install(self) -> None:
-        for magic in ("%gpu", "%%gpu"):
-            self._shell.set_hook("complete_command", self, str_key=magic)
+            return fragment, [word for word in found if word.startswith(fragment)]
+        except Exception:
+            return "", []

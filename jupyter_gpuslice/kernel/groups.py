@@ -162,8 +162,8 @@ class Groups:
         interrupted = self._read(group, stream, renderer)
         if interrupted:
             failed = [e for e in renderer.errors if e.get("ename") != "KeyboardInterrupt"]
-            for error in failed:
-                print(f"[{error['rank']}] {error.get('ename')}: {error.get('evalue')}")
+            for one in failed:
+                print(f"[{one['rank']}] {one.get('ename')}: {one.get('evalue')}")
             raise CellInterrupted(interrupted)
         if renderer.errors:
             raise PeerError(renderer.errors, labelled=labelled)

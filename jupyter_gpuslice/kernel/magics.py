@@ -12,7 +12,7 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 
-from . import arguments, frameworks, status
+from . import arguments, frameworks, peer_values, status
 from .client import Client
 from .errors import CellSyntaxError, GpuSliceError
 from .groups import CELL, DEFAULT, Groups
@@ -71,10 +71,10 @@ class GpuMagics(Magics):
 
     def __init__(self, shell: Any, hook: SliceHook | None = None) -> None:
         super().__init__(shell)
+        self._shell: Any = shell
         self.hook = hook
         self._made: tuple[tuple[str, str, str], Client] | None = None
         self.groups = Groups(shell, self.client, kernel_id())
-        self._lent_told = False
 
     def client(self) -> Client:
         """This kernel's client, with its connection kept; anew when the address changed."""
@@ -121,10 +121,10 @@ class GpuMagics(Magics):
         ):
             warning = _NEEDS_RESTART
         picture = (pool, leases, groups, kernel_id(), warning)
-        if getattr(self.shell, "kernel", None) is None:
+        if getattr(self._shell, "kernel", None) is None:
             print(status.text(*picture))
         else:
-            self.shell.display_pub.publish(
+            self._shell.display_pub.publish(
                 {"text/plain": status.text(*picture), "text/html": status.html(*picture)},
                 metadata={},
             )
@@ -274,10 +274,10 @@ class GpuMagics(Magics):
 
     def _do_push(self, args: Any) -> None:
         group = self.groups.pick(args.name)
-        missing = [name for name in args.names if name not in self.shell.user_ns]
+        missing = [name for name in args.names if name not in self._shell.user_ns]
         if missing:
             raise UsageError(f"There is no variable {', '.join(missing)} in this notebook.")
-        values = {name: self.shell.user_ns[name] for name in args.names}
+        values = {name: self._shell.user_ns[name] for name in args.names}
         text = base64.b64encode(_pickled(values)).decode("ascii")
         self.groups.follow(group, "push", {"pickle": text})
         print(f"Pushed {', '.join(args.names)} to group {group['name']}.")
@@ -294,7 +294,7 @@ class GpuMagics(Magics):
             if not values:
                 raise GpuSliceError(f"No rank sent {name!r}.", "no_value")
             single = args.rank is not None or int(group.get("workers") or 1) == 1
-            self.shell.user_ns[name] = values[0] if single else values
+            self._shell.user_ns[name] = values[0] if single else values
         where = f"rank {args.rank}" if args.rank is not None else f"group {group['name']}"
         print(f"Pulled {', '.join(args.names)} from {where}.")
 
@@ -306,7 +306,6 @@ class GpuMagics(Magics):
     def _do_stop(self, args: Any) -> None:
         group = self.groups.pick(args.name)
         self.groups.stop(group)
-        self._lent_told = False
         print(f"Group {group['name']} is stopped, its slices are given back.")
 
     # Cells.
@@ -339,7 +338,7 @@ class GpuMagics(Magics):
         if args.show is not None:
             _check_ranks(args.show, args.workers)
         name = args.name or DEFAULT
-        group, made = self.groups.ensure(
+        group, _ = self.groups.ensure(
             name,
             args.workers,
             args.request or "auto",
@@ -348,7 +347,6 @@ class GpuMagics(Magics):
             lend=self._lends,
             fresh=args.fresh,
         )
-        del made
         self._run_on(group, code, train=True, show=args.show)
 
     def _run(self, args: Any, code: str) -> None:
@@ -411,10 +409,10 @@ class GpuMagics(Magics):
         magic = cell.lstrip().startswith("%%")
         code = cell if magic else f"# %%gpu {line}\n{cell}"
         try:
-            transformed = self.shell.transform_cell(code)
+            transformed = self._shell.transform_cell(code)
             compile(transformed, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         except SyntaxError as error:
-            rendered = self.shell.SyntaxTB.structured_traceback(type(error), error, [])
+            rendered = self._shell.SyntaxTB.structured_traceback(type(error), error, None)
             raise CellSyntaxError(error, list(rendered)) from None
         except (ValueError, OverflowError) as error:
             raise UsageError(f"The cell cannot be compiled: {error}") from None
@@ -444,19 +442,22 @@ def _list(answer: Any) -> list[dict[str, Any]]:
 
 
 def _pickled(values: dict[str, Any]) -> bytes:
-    try:
-        import cloudpickle as pickler
-    except ImportError:
-        pickler = pickle
     for name, value in values.items():
         try:
-            pickler.dumps(value)
+            size = len(peer_values.dumps(value))
         except Exception as error:
             raise GpuSliceError(
                 f"The variable {name!r} cannot be pickled: {type(error).__name__}: {error}",
                 "not_picklable",
             ) from None
-    return pickler.dumps(values)
+        if size > peer_values.LIMIT:
+            raise GpuSliceError(
+                f"The variable {name!r} is too large to push: {size / 2**20:.0f} MiB, at most "
+                f"{peer_values.LIMIT // 2**20} MiB.",
+                "too_large",
+                "Save it to a file and load that in a %%gpu run cell.",
+            )
+    return peer_values.dumps(values)
 
 
 def _unpickled(name: str, text: str) -> Any:
