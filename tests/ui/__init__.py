@@ -1,0 +1,1 @@
+"""Browser tests: a real hub, real kernels, headless Chromium."""
