@@ -22,13 +22,14 @@ export function Section(props: {
         <button
           type="button"
           className="jp-gpuslice-fold"
-          id={`${id}-title`}
           aria-expanded={open}
           aria-controls={`${id}-body`}
           onClick={() => setOpen(!open)}
         >
           <span className="jp-gpuslice-caret" aria-hidden="true" />
-          <span className="jp-gpuslice-section-name">{props.title}</span>
+          <span className="jp-gpuslice-section-name" id={`${id}-title`}>
+            {props.title}
+          </span>
           {props.count ? (
             <span className="jp-gpuslice-count">{props.count}</span>
           ) : null}
