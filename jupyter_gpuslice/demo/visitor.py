@@ -213,9 +213,9 @@ class Visitor:
         words = ""
         if answer.headers.get("Content-Type", "").startswith("application/json"):
             words = f": {answer.json().get('message', '')}"
-        raise DemoError(
-            f"{answer.request.method} {answer.url} answered {answer.status_code}{words}"
-        )
+        # without the query, where tokens may stand
+        where = answer.url.partition("?")[0]
+        raise DemoError(f"{answer.request.method} {where} answered {answer.status_code}{words}")
 
 
 # ---- kernels -------------------------------------------------------------------------------------

@@ -1,0 +1,65 @@
+"""The demo as a person starts it, and the walk through the main job."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import requests
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def demo(tmp_path: Path, *options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "jupyter_gpuslice.cli", "demo", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        # its temporary directory is then in a place that this test can look into
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+
+
+def test_the_check_walks_the_main_job(tmp_path: Path) -> None:
+    process = demo(tmp_path, "--check")
+    try:
+        out, _ = process.communicate(timeout=500)
+    finally:
+        process.kill()
+    assert process.returncode == 0, out
+    for step in ("logged in", "allocation", "per-rank output", "loss", "equal weights", "release"):
+        assert re.search(rf"^✓ .*{step}", out, re.MULTILINE), out
+    assert not list(tmp_path.glob("gpuslice-demo-*"))
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_it_greets_serves_and_leaves_nothing(signum: int, tmp_path: Path) -> None:
+    process = demo(tmp_path)
+    try:
+        assert process.stdout is not None
+        text = ""
+        deadline = time.monotonic() + 120
+        while "Ctrl-C stops" not in text:
+            assert time.monotonic() < deadline, text
+            line = process.stdout.readline()
+            assert line, f"it ended: {text}"
+            text += line
+        url = re.search(r"http://127\.0\.0\.1:\d+/", text)
+        assert url is not None
+        assert re.search(r"ana +\w{10}\n +ben +\w{10}", text)
+        assert "simulated" in text or "of this machine" in text
+        assert requests.get(f"{url[0]}hub/login", timeout=30).status_code == 200
+        process.send_signal(signum)
+        out, _ = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    assert process.returncode == 0, out
+    assert "Everything is stopped and removed." in out
+    assert not list(tmp_path.glob("gpuslice-demo-*"))
