@@ -1,0 +1,173 @@
+"""A little real HTTP server, and real kernels with the kernel side loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jupyter_client.manager import KernelManager
+
+DEADLINE = 60.0
+
+
+class LittleServer:
+    """Answers by ``routes``: ``(method, path) -> callable(handler)``; keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.routes: dict[tuple[str, str], Callable[[Any], None]] = {}
+        self.asked: list[tuple[str, str, Any]] = []
+        self.connections: list[int] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            # as Tornado does when it is told to
+            disable_nagle_algorithm = True
+
+            def setup(self) -> None:
+                super().setup()
+                outer.connections.append(1)
+
+            def handle_one(self) -> None:
+                length = int(self.headers.get("Content-Length") or 0)
+                body = json.loads(self.rfile.read(length)) if length else None
+                outer.asked.append((self.command, self.path, body))
+                route = outer.routes.get((self.command, self.path.split("?")[0]))
+                if route is None:
+                    self.answer({"message": "There is no such thing.", "reason": "not_found"}, 404)
+                    return
+                route(self)
+
+            do_GET = do_POST = do_PATCH = do_DELETE = handle_one
+
+            def answer(self, body: Any, status: int = 200) -> None:
+                data = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def start_lines(self) -> None:
+                self.send_response(200)
+                self.send_header("Content-Type", "application/x-ndjson")
+                self.send_header("Transfer-Encoding", "chunked")
+                self.end_headers()
+
+            def line(self, message: Any) -> None:
+                self.raw(json.dumps(message).encode() + b"\n")
+
+            def raw(self, data: bytes) -> None:
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+                self.wfile.flush()
+
+            def end_lines(self) -> None:
+                self.wfile.write(b"0\r\n\r\n")
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/gpuslice/api/v1"
+        self._thread = threading.Thread(target=self.server.serve_forever, args=(0.05,))
+        self._thread.start()
+
+    def on(self, method: str, path: str, route: Callable[[Any], None]) -> None:
+        self.routes[method, f"/gpuslice/api/v1/{path}"] = route
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def little() -> Iterator[LittleServer]:
+    server = LittleServer()
+    yield server
+    server.close()
+
+
+class Kernel:
+    """A real kernel; ``run`` executes a cell and gives back all that it said."""
+
+    def __init__(self, env: dict[str, str], top_level: Path | None = None) -> None:
+        full = {**os.environ, **env}
+        if top_level is not None:
+            full["PYTHONPATH"] = str(top_level)
+        self.manager = KernelManager()
+        self.manager.start_kernel(env=full)
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=DEADLINE)
+
+    def start(self, code: str) -> str:
+        return self.client.execute(code)
+
+    def run(self, code: str, timeout: float = DEADLINE) -> Said:
+        return self.wait(self.start(code), timeout)
+
+    def wait(self, message_id: str, timeout: float = DEADLINE) -> Said:
+        said = Said()
+        deadline = time.monotonic() + timeout
+        while True:
+            message = self.client.get_iopub_msg(timeout=max(deadline - time.monotonic(), 0.01))
+            said.all.append(message)
+            if message["parent_header"].get("msg_id") != message_id:
+                continue
+            said.messages.append(message)
+            content = message["content"]
+            if message["msg_type"] == "status" and content["execution_state"] == "idle":
+                return said
+
+    def interrupt(self) -> None:
+        self.manager.interrupt_kernel()
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+class Said:
+    """What a kernel said about one cell (``messages``), and on the way (``all``)."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.all: list[dict[str, Any]] = []
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [m["content"] for m in self.messages if m["msg_type"] == kind]
+
+    @property
+    def stdout(self) -> str:
+        return "".join(c["text"] for c in self.of("stream") if c["name"] == "stdout")
+
+    @property
+    def stderr(self) -> str:
+        return "".join(c["text"] for c in self.of("stream") if c["name"] == "stderr")
+
+    @property
+    def errors(self) -> list[dict[str, Any]]:
+        return self.of("error")
+
+
+@pytest.fixture
+def kernel() -> Iterator[Callable[..., Kernel]]:
+    """Starts kernels with an environment; they end with the test."""
+    started: list[Kernel] = []
+
+    def start(env: dict[str, str] | None = None, top_level: Path | None = None) -> Kernel:
+        started.append(Kernel(env or {}, top_level))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
