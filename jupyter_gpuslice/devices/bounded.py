@@ -56,9 +56,10 @@ class BoundedCalls:
         self._stuck: _Call[Any] | None = None
         self._thread: threading.Thread | None = None
 
-    def __call__(self, function: Callable[[], T]) -> T:
+    def __call__(self, function: Callable[[], T], seconds: float | None = None) -> T:
         """``function()``; `HungError` when it (or one before it) does not come back in time."""
-        if not self._lock.acquire(timeout=self._seconds):
+        seconds = self._seconds if seconds is None else seconds
+        if not self._lock.acquire(timeout=seconds):
             raise HungError
         try:
             if self._stuck is not None:
@@ -71,7 +72,7 @@ class BoundedCalls:
             call = _Call(function)
             self._calls.put(call)
             try:
-                return call.wait(self._seconds)
+                return call.wait(seconds)
             except HungError:
                 self._stuck = call
                 raise

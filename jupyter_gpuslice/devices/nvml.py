@@ -7,12 +7,14 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pynvml
 
 from .bounded import BoundedCalls, HungError
 from .device import Device, DeviceUse, Health, ProcessUse
+
+T = TypeVar("T")
 
 CONTEXT_MIB = 512
 """Kept free on each device for what CUDA takes outside any allocator: contexts, kernels' code."""
@@ -50,8 +52,9 @@ class NvmlSource:
     NVML is initialised with the first question, not at import. A question that the driver can't
     answer gives None, and trouble with one device never hides the others.
 
-    Calls run in one thread of the source's own and are waited for ``patience`` seconds. When the
-    driver hangs, `sample` says that every device's health is ``unknown`` and `devices` repeats what
+    Calls run in one thread of the source's own and are waited for ``patience`` seconds
+    (``start_patience`` until NVML is initialised: where no other process keeps the GPUs awake, that
+    takes seconds for each of them). When the driver hangs, `sample` says that every device's health is ``unknown`` and `devices` repeats what
     it last knew, both at once from then on; no further thread is spent, and all is well again when
     the driver comes back.
 
@@ -65,12 +68,14 @@ class NvmlSource:
         self,
         reserve_mib: int | None = None,
         allow: Callable[[list[Device]], list[Device]] | None = None,
-        patience: float = 5.0,
+        patience: float = 3.0,
+        start_patience: float = 30.0,
     ) -> None:
         self.note = ""
         self._reserve_mib = reserve_mib
         self._allow = allow
         self._calls = BoundedCalls("gpuslice-nvml", patience)
+        self._start_patience = max(patience, start_patience)
         self._initialised = False
         self._known: list[Device] | None = None
         self._near: dict[frozenset[str], int] = {}
@@ -85,7 +90,7 @@ class NvmlSource:
         lost. A MIG device that is gone while its GPU is well is gone.
         """
         try:
-            return self._calls(self._list)
+            return self._call(self._list)
         except HungError:
             self.note = "The NVIDIA driver does not answer."
             return list(self._known or [])
@@ -94,7 +99,7 @@ class NvmlSource:
         """Measure each device that `devices` listed last. The driver itself knows the processes:
         ``holders`` is not looked at. In a container their pids may be those of the host."""
         try:
-            return self._calls(self._sample)
+            return self._call(self._sample)
         except HungError:
             return [DeviceUse(d.uuid, None, None, "unknown") for d in self._known or []]
 
@@ -104,7 +109,7 @@ class NvmlSource:
         pair = frozenset((a, b))
         if pair not in self._near:
             try:
-                level = self._calls(lambda: self._nearness(a, b))
+                level = self._call(lambda: self._nearness(a, b))
             except HungError:
                 level = None
             if level is None:
@@ -115,14 +120,14 @@ class NvmlSource:
     def driver_version(self) -> str | None:
         """Such as ``580.82.07``; None when there is no driver or it does not say."""
         try:
-            return self._calls(self._driver_version)
+            return self._call(self._driver_version)
         except HungError:
             return None
 
     def mig_modes(self) -> dict[str, bool | None]:
         """UUID of each physical GPU → MIG mode on or off, None where the board has no MIG."""
         try:
-            return self._calls(self._mig_modes)
+            return self._call(self._mig_modes)
         except HungError:
             return {}
 
@@ -131,6 +136,9 @@ class NvmlSource:
             with contextlib.suppress(HungError):
                 self._calls(self._shut_down)
         self._calls.close()
+
+    def _call(self, function: Callable[[], T]) -> T:
+        return self._calls(function, None if self._initialised else self._start_patience)
 
     # -- all below runs in the source's own thread ---------------------------------------------
 
@@ -287,7 +295,7 @@ class NvmlSource:
         health = _health(code)
         rates, code = _code(pynvml.nvmlDeviceGetUtilizationRates, handle)
         trouble = [code]
-        processes = self._processes(uuid, handle, trouble)
+        processes = self._processes(uuid, handle, trouble, rates)
         if health == "lost" or "lost" in map(_health, trouble):
             return DeviceUse(uuid, None, None, "lost")
         if used is None and processes and all(p.used_mib is not None for p in processes):
@@ -300,7 +308,9 @@ class NvmlSource:
             processes,
         )
 
-    def _processes(self, uuid: str, handle: Any, trouble: list[int]) -> tuple[ProcessUse, ...]:
+    def _processes(
+        self, uuid: str, handle: Any, trouble: list[int], rates: Any
+    ) -> tuple[ProcessUse, ...]:
         memory: dict[int, int | None] = {}
         for call in (
             pynvml.nvmlDeviceGetComputeRunningProcesses,
@@ -315,10 +325,12 @@ class NvmlSource:
                 earlier = memory.get(process.pid)
                 memory[process.pid] = mib if earlier is None else max(earlier, mib or 0)
         busy = self._busy(uuid, handle) if memory else {}
-        return tuple(ProcessUse(pid, memory[pid], busy.get(pid)) for pid in sorted(memory))
+        # Who has no sample while others have, or on an idle device, was seen to do nothing.
+        others = 0 if busy or (rates is not None and rates.gpu == 0) else None
+        return tuple(ProcessUse(pid, memory[pid], busy.get(pid, others)) for pid in sorted(memory))
 
     def _busy(self, uuid: str, handle: Any) -> dict[int, int]:
-        """pid → SM utilisation (percent) since the last look; a process not in it is unknown."""
+        """pid → SM utilisation (percent) since the last look."""
         since = self._seen.get(uuid, int((time.time() - 2) * 1e6))
         samples = _ask(pynvml.nvmlDeviceGetProcessUtilization, handle, since)
         if not samples:
@@ -365,6 +377,8 @@ def _code(call: Callable[..., Any], *arguments: Any) -> tuple[Any, int]:
         return call(*arguments), 0
     except pynvml.NVMLError as error:
         return None, int(error.value)
+    except pynvml.NVMLLibraryMismatchError:  # an old driver; it is no NVMLError
+        return None, int(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
 
 def _ask(call: Callable[..., Any], *arguments: Any) -> Any:

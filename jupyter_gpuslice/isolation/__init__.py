@@ -1,0 +1,1 @@
+"""How a slice is made real in a process, and what of it this node can enforce."""

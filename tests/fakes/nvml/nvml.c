@@ -296,7 +296,7 @@ int nvmlDeviceGetMemoryInfo_v2(void *handle, MemoryV2 *memory) {
 
 int nvmlDeviceGetUtilizationRates(void *handle, Utilization *rates) {
     ENTER(handle);
-    if (mig || device->mig_mode) return NOT_SUPPORTED;
+    if (mig || device->mig_mode == 1) return NOT_SUPPORTED;
     rates->gpu = device->gpu_utilization;
     rates->memory = device->memory_utilization;
     return SUCCESS;
@@ -330,7 +330,7 @@ int nvmlDeviceGetGraphicsRunningProcesses_v3(void *handle, unsigned *count, Proc
 int nvmlDeviceGetProcessUtilization(void *handle, UtilizationSample *out, unsigned *count,
                                     unsigned long long since) {
     ENTER(handle);
-    if (mig || device->mig_mode || !device->samples) return NOT_SUPPORTED;
+    if (mig || device->mig_mode == 1 || !device->samples) return NOT_SUPPORTED;
     unsigned found = 0, room = *count;
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
