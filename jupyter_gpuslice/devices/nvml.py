@@ -54,9 +54,9 @@ class NvmlSource:
 
     Calls run in one thread of the source's own and are waited for ``patience`` seconds
     (``start_patience`` until NVML is initialised: where no other process keeps the GPUs awake, that
-    takes seconds for each of them). When the driver hangs, `sample` says that every device's health is ``unknown`` and `devices` repeats what
-    it last knew, both at once from then on; no further thread is spent, and all is well again when
-    the driver comes back.
+    takes seconds for each of them). When the driver hangs, `sample` says that every device's health
+    is ``unknown`` and `devices` repeats what it last knew, both at once from then on; no further
+    thread is spent, and all is well again when the driver comes back.
 
     ``allow`` picks which of the devices are offered. ``reserve_mib`` replaces the default reserve
     of each device: what the driver keeps for itself, and `CONTEXT_MIB`.
