@@ -141,11 +141,13 @@ def _line_parsers() -> dict[str, SubcommandParser]:
 
 def _cell_parsers() -> dict[str, SubcommandParser]:
     train = SubcommandParser(
-        "%%gpu train -n 4 [request] [--name g] [--backend auto|nccl|gloo] [--show 0,2] [--fresh]"
+        "%%gpu train -n 4 [request] [--name g] [--backend auto|nccl|gloo] [--show 0,2] [--wait] "
+        "[--fresh]"
     )
     train.add_argument("request", nargs="?", default=None)
     train.add_argument("-n", "--workers", type=_workers, required=True)
     train.add_argument("--backend", choices=BACKENDS, default="auto")
+    train.add_argument("--wait", action="store_true")
     train.add_argument("--fresh", action="store_true")
     train.add_argument("--nodes", type=int, default=None)
     run = SubcommandParser("%%gpu run [--ranks 0,2|0-2] [--name g] [--show 0,2]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -56,8 +57,11 @@ class PeerError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         first, *others = self.errors
-        lines = "\n".join(first.get("traceback") or [self._headline(first)]).split("\n")
-        if self._labelled:
+        lines = "\n".join(first.get("traceback") or []).split("\n")
+        if lines in ([""], str(first.get("evalue")).split("\n")):
+            # Words of the server about a rank, not a traceback of its own.
+            lines = [f"{first.get('ename', 'Error')}: {first.get('evalue', '')}"]
+        elif self._labelled:
             lines.insert(0, f"rank {first['rank']} failed:")
         same = [
             str(error["rank"])
@@ -74,7 +78,14 @@ class PeerError(Exception):
 
 
 class CellInterrupted(KeyboardInterrupt):
-    """The interrupt that ended a cell on its ranks. Shown in a line, without our frames."""
+    """The interrupt that ended a cell on its ranks, shown without our frames.
+
+    ``where``: lines that show where a rank was.
+    """
+
+    def __init__(self, message: str, where: Sequence[str] = ()) -> None:
+        self._where = list(where)
+        super().__init__(message)
 
     def _render_traceback_(self) -> list[str]:
-        return [f"KeyboardInterrupt: {self}"]
+        return [*self._where, f"KeyboardInterrupt: {self}"]

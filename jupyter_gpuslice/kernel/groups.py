@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -78,6 +80,7 @@ class Groups:
         named: bool,
         backend: str = "auto",
         lend: Callable[[], bool] = lambda: False,
+        wait: bool = False,
         fresh: bool = False,
     ) -> tuple[dict[str, Any], bool]:
         """The group of that name and shape, and whether it was made just now.
@@ -99,9 +102,18 @@ class Groups:
             "backend": backend,
             "kernel": self._kernel_id,
             "lend": lend(),
+            "wait": wait,
+            "cwd": os.getcwd(),
         }
+        many = f"{workers} workers" if workers > 1 else "a worker"
+        print(f"Starting {many} with {request} each…" if workers > 1 else f"Starting {many}…")
         # Starting takes as long as the slowest rank; its own deadline is the server's.
-        group = self._client().post("groups", body, timeout=None)
+        try:
+            group = self._client().post("groups", body, timeout=None)
+        except GpuSliceError as error:
+            if not wait and error.reason.startswith("insufficient"):
+                error.hint = f"{error.hint} Add --wait to queue for it.".strip()
+            raise
         self._known[name] = group
         self._asked[name] = request
         return group, True
@@ -143,30 +155,45 @@ class Groups:
         :class:`PeerError` if a rank failed, ``CellInterrupted`` after an interrupt.
         """
         body: dict[str, Any] = {"code": code, "train": train}
+        return self._follow(group, body, ranks, show)
+
+    def push(self, group: dict[str, Any], pickled: str) -> None:
+        """Put the variables of a base64 pickle of a dict on every rank."""
+        self._follow(group, {"push": pickled})
+
+    def pull(
+        self, group: dict[str, Any], names: list[str], ranks: list[int] | None
+    ) -> dict[str, dict[int, str]]:
+        """Variables by name and rank, as base64 pickles."""
+        return self._follow(group, {"pull": names}, ranks).values
+
+    def _follow(
+        self,
+        group: dict[str, Any],
+        body: dict[str, Any],
+        ranks: list[int] | None = None,
+        show: set[int] | None = None,
+    ) -> Renderer:
         if ranks is not None:
             body["ranks"] = ranks
-        return self.follow(group, "execute", body, show=show)
-
-    def follow(
-        self, group: dict[str, Any], call: str, body: Any, *, show: set[int] | None = None
-    ) -> Renderer:
-        """``POST groups/{id}/{call}`` and render its messages to the end."""
         labelled = int(group.get("workers") or 1) > 1
         renderer = Renderer(self._shell, label=labelled, show=show, prefix=str(group["id"]))
         try:
-            stream = self._client().stream("POST", f"groups/{group['id']}/{call}", body)
+            stream = self._client().stream("POST", f"groups/{group['id']}/execute", body)
         except GpuSliceError as error:
             if error.reason in _GONE:
                 self._known.pop(str(group.get("name")), None)
             raise
         interrupted = self._read(group, stream, renderer)
-        if interrupted:
-            failed = [e for e in renderer.errors if e.get("ename") != "KeyboardInterrupt"]
+        stopped = [e for e in renderer.errors if e.get("ename") == "KeyboardInterrupt"]
+        failed = [e for e in renderer.errors if e.get("ename") != "KeyboardInterrupt"]
+        if interrupted or (stopped and not failed):
             for one in failed:
                 print(f"[{one['rank']}] {one.get('ename')}: {one.get('evalue')}")
-            raise CellInterrupted(interrupted)
-        if renderer.errors:
-            raise PeerError(renderer.errors, labelled=labelled)
+            where = stopped[0].get("traceback") or () if stopped else ()
+            raise CellInterrupted(interrupted or _STOPPED, where[:-1])
+        if failed:
+            raise PeerError(failed, labelled=labelled)
         if renderer.done is None:
             raise GpuSliceError(
                 f"The group {group['name']!r} stopped answering in the middle of the cell.",
@@ -185,14 +212,17 @@ class Groups:
                 try:
                     if not self._step(stream, renderer):
                         renderer.finish()
-                        return "" if deadline is None else "interrupted on all ranks."
+                        return "" if deadline is None else _STOPPED
                     if deadline is not None and time.monotonic() > deadline:
                         return _GAVE_UP
                 except KeyboardInterrupt:
                     if deadline is not None:
                         return _GAVE_UP
                     deadline = time.monotonic() + INTERRUPT_S
-                    self._interrupt(group)
+                    # The call returns when the cell has ended: the stream is read meanwhile.
+                    threading.Thread(
+                        target=self._interrupt, args=(group, renderer), daemon=True
+                    ).start()
         except GpuSliceError as error:
             renderer.finish()
             if deadline is None:
@@ -215,15 +245,16 @@ class Groups:
             renderer.message(message)
         return renderer.done is None
 
-    def _interrupt(self, group: dict[str, Any]) -> None:
+    def _interrupt(self, group: dict[str, Any], renderer: Renderer) -> None:
         try:
-            self._client().post(f"groups/{group['id']}/interrupt", timeout=10)
-        except (GpuSliceError, KeyboardInterrupt) as error:
-            print(f"The ranks could not be interrupted: {error or 'interrupted again'}", flush=True)
+            self._client().post(f"groups/{group['id']}/interrupt", timeout=INTERRUPT_S)
+        except GpuSliceError as error:
+            if renderer.done is None:
+                print(f"The ranks could not be interrupted: {error}", flush=True)
 
     def reset(self, group: dict[str, Any]) -> None:
         """Re-make the process group; the ranks keep their Python state."""
-        self.follow(group, "reset", {})
+        self._client().post(f"groups/{group['id']}/reset", timeout=None)
 
     def stop(self, group: dict[str, Any]) -> None:
         """End a group: its ranks, their variables, its lease."""
@@ -235,6 +266,7 @@ class Groups:
                 raise
 
 
+_STOPPED = "the cell was interrupted on all its ranks."
 _GAVE_UP = (
     "some ranks have not ended yet; they are left behind. `%gpu peers` shows them, "
     "`%gpu stop` ends the group."

@@ -14,7 +14,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_exp
 
 from . import arguments, frameworks, peer_values, status
 from .client import Client
-from .errors import CellSyntaxError, GpuSliceError
+from .errors import CellInterrupted, CellSyntaxError, GpuSliceError
 from .groups import CELL, DEFAULT, Groups
 from .slicefile import SliceHook
 from .words import device_names, duration, lease_words, queued_words, table
@@ -36,7 +36,7 @@ GPU slices in this kernel.
 %gpu stop [--name g]            end a group and give its slices back
 
 Over a cell:
-%%gpu train -n 4 [request] [--name g] [--backend auto|nccl|gloo] [--show 0,2] [--fresh]
+%%gpu train -n 4 [request] [--name g] [--backend auto|nccl|gloo] [--show 0,2] [--wait] [--fresh]
                                 run it on every rank of a group of 4 workers, each with that
                                 request; the group is made on first use and warm after
 %%gpu run [--ranks 0,2|0-2] [--name g] [--show 0,2]
@@ -88,6 +88,14 @@ class GpuMagics(Magics):
     @no_var_expand
     @line_cell_magic
     def gpu(self, line: str, cell: str | None = None) -> Any:
+        try:
+            return self._gpu(line, cell)
+        except CellInterrupted:
+            raise
+        except KeyboardInterrupt:
+            raise CellInterrupted("%gpu was interrupted.") from None
+
+    def _gpu(self, line: str, cell: str | None) -> Any:
         words = arguments.split(line)
         if cell is not None:
             return self._cell(words, line, cell)
@@ -279,17 +287,16 @@ class GpuMagics(Magics):
             raise UsageError(f"There is no variable {', '.join(missing)} in this notebook.")
         values = {name: self._shell.user_ns[name] for name in args.names}
         text = base64.b64encode(_pickled(values)).decode("ascii")
-        self.groups.follow(group, "push", {"pickle": text})
+        self.groups.push(group, text)
         print(f"Pushed {', '.join(args.names)} to group {group['name']}.")
 
     def _do_pull(self, args: Any) -> None:
         group = self.groups.pick(args.name)
-        body: dict[str, Any] = {"names": args.names}
         if args.rank is not None:
-            body["ranks"] = [args.rank]
-        renderer = self.groups.follow(group, "pull", body)
+            _check_ranks([args.rank], int(group.get("workers") or 1))
+        found = self.groups.pull(group, args.names, None if args.rank is None else [args.rank])
         for name in args.names:
-            by_rank = renderer.values.get(name) or {}
+            by_rank = found.get(name) or {}
             values = [_unpickled(name, by_rank[rank]) for rank in sorted(by_rank)]
             if not values:
                 raise GpuSliceError(f"No rank sent {name!r}.", "no_value")
@@ -331,9 +338,9 @@ class GpuMagics(Magics):
     def _train(self, args: Any, code: str) -> None:
         if args.nodes is not None and args.nodes != 1:
             raise GpuSliceError(
-                "Groups across nodes are not there yet.",
+                "Groups across nodes are not there yet: all workers run on this server's node.",
                 "not_supported",
-                "Leave out --nodes: all workers run on this server's node.",
+                "Leave out --nodes.",
             )
         if args.show is not None:
             _check_ranks(args.show, args.workers)
@@ -345,6 +352,7 @@ class GpuMagics(Magics):
             named=args.request is not None,
             backend=args.backend,
             lend=self._lends,
+            wait=args.wait,
             fresh=args.fresh,
         )
         self._run_on(group, code, train=True, show=args.show)
@@ -380,7 +388,12 @@ class GpuMagics(Magics):
         show: list[int] | None = None,
     ) -> None:
         shown = None if show is None else set(show)
-        self.groups.execute(group, code, ranks=ranks, train=train, show=shown)
+        try:
+            self.groups.execute(group, code, ranks=ranks, train=train, show=shown)
+        finally:
+            if self.hook is not None:
+                # What the group took of this kernel's own slice was said when it was lent.
+                self.hook.refresh(quiet=True)
 
     def _lends(self) -> bool:
         """Whether this kernel's own slice may serve its group: an ``auto`` one, CUDA untouched."""
