@@ -5,12 +5,10 @@
 # It needs `pip install 'jupyter_gpuslice[hub]'`. Put a server with TLS in front before anybody else
 # can reach it.
 
-from pathlib import Path
-
 from jupyter_gpuslice.hub import configure
 
 # The spawner, the GPU service, its scopes and the spawn form, all from one file.
-configure(c, profiles=str(Path(__file__).with_name("profiles.yaml")))  # noqa: F821
+configure(c, profiles="profiles.yaml")  # noqa: F821
 
 # Who may log in: accounts of this machine, in this group of it.
 c.JupyterHub.authenticator_class = "pam"  # noqa: F821

@@ -231,11 +231,11 @@ def render_config(
 from jupyter_gpuslice.hub import configure
 
 # All that a hub needs for GPU slices.
-configure(c, profiles={profiles!r})
+configure(c, profiles={profiles!r}, port={service_port})
 c.GpuSlice.simulate = {simulate!r}
 
 # The rest makes it a demo: fixed users, one OS account, loopback only, nothing kept.
-c.JupyterHub.spawner_class = "jupyter_gpuslice.hub.spawner:GpuSliceDemoSpawner"
+c.JupyterHub.spawner_class = "jupyter_gpuslice.hub.spawner.GpuSliceDemoSpawner"
 c.JupyterHub.authenticator_class = "jupyter_gpuslice.demo.authenticator.DemoAuthenticator"
 c.DemoAuthenticator.passwords = {passwords!r}
 c.DemoAuthenticator.allowed_users = {set(passwords)!r}
