@@ -21,8 +21,8 @@ class Offer:
     """One request: how many of it are free, of how many; ``None`` is unknown.
 
     ``position`` (from 1) and ``estimate_s`` (seconds) are those of the queue, for a request that
-    would have to wait; ``never`` is a request that this machine cannot grant at all, and ``message``
-    says why.
+    would have to wait; ``never`` is a request that this machine cannot grant at all, and
+    ``message`` says why.
     """
 
     free: int | None = None

@@ -1,0 +1,273 @@
+"""What callers may do with the leases of a whole machine: users, admins, and the hub itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from ..broker.broker import Broker
+from ..broker.lease import Holder, Lease
+from ..broker.ledger import Ledger
+from ..broker.pool import whole
+from ..devices import FAR
+from ..devices.device import Device, DeviceSource
+from ..devices.process import Process
+from ..isolation.levels import node_level
+from ..request import GpuRequest, RequestError
+from ..server.api import ApiError, Caller, Holding, LeaseApi
+from ..server.reaper import leftovers
+from ..server.runtime import BrokerRuntime
+from .availability import availability
+from .grant import Near, grant_of
+from .link import session_id
+
+log = logging.getLogger(__name__)
+
+FORGET_SECONDS = 30.0
+"""A waiting lease that the hub has not asked about for so long belongs to nobody any more."""
+
+ASK_BEFORE = 10.0
+KILL_BEFORE = 3.0
+"""Seconds before the end of its lease at which a server is asked to end, and is ended."""
+
+
+@dataclass(frozen=True)
+class Hub(Caller):
+    """The hub's spawner: it alone leases for users, and says which process holds a lease."""
+
+
+HUB = Hub("", admin=True)
+
+
+def _resolve(caller: Caller, kind: str | None, holder_id: str | None) -> Holding:
+    """Only the hub may say whom a lease is for."""
+    if not isinstance(caller, Hub):
+        raise ApiError(
+            403,
+            "forbidden",
+            "The GPUs of this machine are leased by starting a server.",
+            "Choose a profile on the hub's spawn page.",
+        )
+    user, slash, server = (holder_id or "").partition("/")
+    if kind != "session" or not user or not slash:
+        raise ApiError(400, "bad_request", "The holder is a session, by its user and server.")
+    return Holding(Holder("session", session_id(user, server), user, server))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What there is: devices, how far they are apart, and how their slices are enforced."""
+
+    devices: list[Device]
+    near: Near
+    isolation: str
+
+    @classmethod
+    def look(cls, source: DeviceSource) -> Machine:
+        """Ask ``source`` (blocks)."""
+        devices = source.devices()
+        near = {
+            (a.uuid, b.uuid): source.nearness(a.uuid, b.uuid) for a, b in combinations(devices, 2)
+        }
+        return cls(devices, near, node_level(source))
+
+    def nearness(self, a: str, b: str) -> int:
+        """How far two devices are apart, see `DeviceSource.nearness`."""
+        return 0 if a == b else self.near.get((a, b), self.near.get((b, a), FAR))
+
+
+class Node(LeaseApi):
+    """The pool of this machine. ``url`` is the address of its REST interface for user servers."""
+
+    def __init__(
+        self,
+        runtime: BrokerRuntime,
+        near: Near,
+        url: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.groups: dict[str, list[str]] = {}
+        super().__init__(runtime, _resolve, groups_of=lambda user: self.groups.get(user, []))
+        self._node = runtime
+        self._near = near
+        self._url = url
+        self._monotonic = clock
+        self._began = clock()
+        self._asked: dict[str, float] = {}
+        self._told: set[str] = set()
+
+    @property
+    def broker(self) -> Broker:
+        return self._node.broker
+
+    @classmethod
+    def of(cls, machine: Machine, source: DeviceSource, ledger: Ledger, url: str) -> Node:
+        """A node with a machine's devices; it owns ``source`` and ``ledger`` from now on."""
+        broker = Broker(
+            whole(machine.devices),
+            ledger,
+            time.time,
+            isolation=machine.isolation,
+            nearness=machine.nearness,
+        )
+        runtime = BrokerRuntime(broker, ledger, source, note=source.note, log=log)
+        return cls(runtime, machine.near, url)
+
+    async def start(self) -> None:
+        """Take over the sessions that live, free those that do not, and begin to measure."""
+        for lease in self.broker.leases():
+            if lease.state == "granted" and not lease.processes:
+                # The server may have come up while nobody was there to be told: its environment
+                # carries the lease.
+                found = await asyncio.to_thread(leftovers, lease)
+                if found:
+                    self.broker.activate(lease.id, found)
+        await self._node.start()
+
+    async def stop(self) -> None:
+        await self._node.stop()
+
+    def create(self, caller: Caller, body: Any) -> tuple[int, dict[str, Any]]:
+        """``POST leases``, for the hub alone.
+
+        A new start takes the place of an earlier one of the same server that never came to life:
+        the hub may have lost the answer, or have died itself.
+        """
+        if not isinstance(caller, Hub):
+            _resolve(caller, None, None)
+        holder = body.get("holder") if isinstance(body, dict) else None
+        holder_id = holder.get("id") if isinstance(holder, dict) else None
+        for lease in self.broker.leases():
+            if lease.holder.id == holder_id and not lease.processes:
+                self.broker.release(lease.id, "The server was started anew.")
+        status, view = super().create(caller, body)
+        self._asked[view["id"]] = self._monotonic()
+        return status, view
+
+    def lease(self, caller: Caller, lease_id: str) -> dict[str, Any]:
+        if isinstance(caller, Hub):
+            self._asked[lease_id] = self._monotonic()
+        return super().lease(caller, lease_id)
+
+    def change(self, caller: Caller, lease_id: str, body: Any) -> dict[str, Any]:
+        """``PATCH leases/{id}``: an admin may extend; a session's size does not change."""
+        self._own(caller, lease_id)
+        if isinstance(body, dict) and body.get("request") is not None:
+            raise ApiError(
+                409,
+                "not_supported",
+                "The size of a running server's slice cannot be changed.",
+                "Stop the server and start it with another profile.",
+            )
+        if not caller.admin:
+            raise ApiError(
+                403, "forbidden", "Only an admin may let a server hold its GPU for longer."
+            )
+        return super().change(caller, lease_id, body)
+
+    async def end(self, caller: Caller, lease_id: str) -> dict[str, Any]:
+        """``DELETE leases/{id}``: leave the queue. What a server holds ends with the server."""
+        lease = self._own(caller, lease_id)
+        if isinstance(caller, Hub):
+            await self._node.end(lease_id)
+            return self._view(self._own(caller, lease_id), caller)
+        if lease.holds:
+            raise ApiError(
+                409,
+                "in_use",
+                "This slice is held by a server that runs.",
+                "Stop the server: its slice is free when it has ended.",
+            )
+        return self.delete(caller, lease_id)
+
+    def activate(self, caller: Caller, lease_id: str, body: Any) -> dict[str, Any]:
+        """``PUT leases/{id}/processes``, for the hub alone: who holds the lease from now on."""
+        _hub_only(caller)
+        self._own(caller, lease_id)
+        try:
+            processes = [Process.from_dict(item) for item in body["processes"]]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ApiError(
+                400, "bad_request", "The body is {processes: [{pid, created}]}."
+            ) from error
+        try:
+            lease = self.broker.activate(lease_id, processes)
+        except Exception as error:
+            raise ApiError.of(error) from error
+        return self._view(lease, caller)
+
+    def grant(self, caller: Caller, lease_id: str) -> dict[str, Any]:
+        """``GET leases/{id}/grant``, for the hub alone: what the user's server is told."""
+        _hub_only(caller)
+        lease = self._own(caller, lease_id)
+        if not lease.holds:
+            raise ApiError(409, "wrong_state", f"The lease is {lease.state}.")
+        return grant_of(lease, [m.device for m in self.broker.pool], self._near, self._url)
+
+    def availability(self, requests: Iterable[str]) -> dict[str, Any]:
+        """``GET availability?request=…&request=…``: how much of each is free."""
+        try:
+            wanted = [GpuRequest.parse(text) for text in requests]
+        except RequestError as error:
+            raise ApiError.of(error) from error
+        return availability(self.broker, wanted, self._node.note).to_dict()
+
+    async def end_due(self) -> None:
+        """End the servers whose time is over, before their slices go to somebody else.
+
+        First they are asked, so that they can save what they have; a moment before the end
+        whatever is left of them is killed.
+        """
+        for lease in self.broker.leases():
+            if not lease.holds or lease.expires is None:
+                continue
+            left = lease.expires - time.time()
+            if left <= KILL_BEFORE:
+                await self._node.end(lease.id, "Its time is over.")
+            elif left <= ASK_BEFORE and lease.id not in self._told:
+                self._told.add(lease.id)
+                for process in lease.processes:
+                    log.info("The time of %s is over.", lease.holder.id)
+                    _terminate(process)
+
+    def forget(self) -> None:
+        """Let go of waiting leases that nobody asks about any more (a hub that died)."""
+        now = self._monotonic()
+        queued = {lease.id for lease in self.broker.queue()}
+        self._asked = {id_: when for id_, when in self._asked.items() if id_ in queued}
+        for id_ in queued:
+            if now - self._asked.get(id_, self._began) > FORGET_SECONDS:
+                self.broker.release(id_, "Nobody waits for it any more.")
+
+    def subscribe(self, listener: Callable[[Any], None]) -> Callable[[], None]:
+        """News of leases and of the pool, see `BrokerRuntime.subscribe`."""
+        return self._node.subscribe(listener)
+
+    def view(self, lease: Lease, caller: Caller) -> dict[str, Any]:
+        """A lease as the caller may see it."""
+        return self._view(lease, caller)
+
+
+def _hub_only(caller: Caller) -> None:
+    if not isinstance(caller, Hub):
+        raise ApiError(403, "forbidden", "Only the hub may do this.")
+
+
+def _terminate(process: Process) -> None:
+    try:
+        fd = process.open_pidfd()
+    except (OSError, AttributeError):
+        return
+    try:
+        signal.pidfd_send_signal(fd, signal.SIGTERM)
+    except OSError as error:
+        log.warning("Process %s cannot be asked to end: %s", process.pid, error)
+    finally:
+        os.close(fd)

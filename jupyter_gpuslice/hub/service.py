@@ -1,0 +1,190 @@
+"""The hub's service: the broker of this machine's GPUs. Run by JupyterHub, never by hand.
+
+``python -m jupyter_gpuslice.hub.service``; `jupyter_gpuslice.hub.configure` sets it up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from jupyterhub.services.auth import HubOAuth
+from tornado.httpserver import HTTPServer
+from tornado.netutil import bind_sockets
+from tornado.web import Application
+
+from ..broker.ledger import Ledger, LedgerError
+from ..devices import open_devices
+from ..devices.process import Process
+from ..server.watch import ProcessWatch
+from .handlers import routes
+from .link import SECRET_VARIABLE, SETTINGS_VARIABLE
+from .node import Machine, Node
+
+log = logging.getLogger("jupyter_gpuslice.hub")
+
+PATIENCE = 20.0
+"""Seconds to wait for the port and the ledger of an earlier service that is about to end."""
+LOOK_SECONDS = 1.0
+TOKEN_SECONDS = 30
+"""How long the hub's word on a token is remembered."""
+MOST_BODY = 1 << 20
+
+T = TypeVar("T")
+
+
+class ServiceError(Exception):
+    """The service cannot start; the message is all that the log needs."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `configure` tells the service by its environment."""
+
+    secret: str
+    hub: Process
+    ledger: str
+    simulate: str = ""
+    reserve_mib: int | None = None
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> Settings:
+        try:
+            given = json.loads(environ[SETTINGS_VARIABLE])
+            secret = environ[SECRET_VARIABLE]
+            hub = Process.from_dict(given.pop("hub"))
+            return cls(secret=secret, hub=hub, **given)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ServiceError(
+                "This service is started by JupyterHub: write "
+                "`from jupyter_gpuslice.hub import configure` and "
+                "`configure(c, profiles=...)` in jupyterhub_config.py."
+            ) from error
+
+
+async def serve(settings: Settings, environ: Mapping[str, str]) -> None:
+    """Serve until the hub says stop or is gone."""
+    loop = asyncio.get_running_loop()
+    done = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, done.set)
+
+    def hub_gone(process: Process) -> None:
+        # A hub that is killed leaves its services running, and the next hub starts its own.
+        log.warning("The hub is gone, and so is its GPU service.")
+        done.set()
+
+    watch = ProcessWatch(hub_gone)
+    watch.only([settings.hub])
+    address = environ["JUPYTERHUB_SERVICE_URL"]
+    sockets = await _patiently(lambda: _bind(address), _busy, done)
+    ledger = await _patiently(lambda: Ledger.open(settings.ledger), _locked, done)
+    source = await asyncio.to_thread(open_devices, settings.simulate, settings.reserve_mib)
+    prefix = environ["JUPYTERHUB_SERVICE_PREFIX"]
+    api = f"{address.rstrip('/')}{prefix}api/v1/"
+    machine = await asyncio.to_thread(Machine.look, source)
+    node = Node.of(machine, source, ledger, api)
+    await node.start()
+    HubOAuth.instance(cache_max_age=TOKEN_SECONDS)
+    app = Application(
+        routes(prefix, node, settings.secret),  # type: ignore[arg-type]
+        cookie_secret=os.urandom(32),
+    )
+    server = HTTPServer(app, max_body_size=MOST_BODY)
+    server.add_sockets(sockets)
+    looking = asyncio.create_task(_look_after(node))
+    log.info("%s", _greeting(node))
+    await done.wait()
+    looking.cancel()
+    server.stop()
+    await asyncio.wait_for(server.close_all_connections(), 5)
+    await node.stop()
+    watch.close()
+
+
+async def _look_after(node: Node) -> None:
+    """What has to be done now and then."""
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        try:
+            node.forget()
+            await node.end_due()
+        except LedgerError as error:
+            log.error("%s", error.message)
+
+
+async def _patiently(
+    get: Callable[[], T], later: Callable[[Exception], str], done: asyncio.Event
+) -> T:
+    """``get()``, again and again while ``later(error)`` says why it may still come right."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return get()
+        except (OSError, LedgerError) as error:
+            why = later(error)
+            if not why or done.is_set():
+                raise ServiceError(getattr(error, "message", str(error))) from error
+            if time.monotonic() > deadline:
+                raise ServiceError(why) from error
+            await asyncio.sleep(0.1)
+
+
+def _bind(address: str) -> list[socket.socket]:
+    parts = urlsplit(address)
+    return bind_sockets(parts.port or 80, parts.hostname)
+
+
+def _busy(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        return (
+            "Another program listens on the port of the GPU service. "
+            "Give it another one: configure(c, ..., port=8079)."
+        )
+    return ""
+
+
+def _locked(error: Exception) -> str:
+    return error.message if getattr(error, "reason", "") == "ledger_locked" else ""  # type: ignore[attr-defined]
+
+
+def _greeting(node: Node) -> str:
+    devices = [member.device for member in node.broker.pool]
+    kind = "simulated GPUs" if any(d.kind == "simulated" for d in devices) else "GPUs"
+    sessions = sum(lease.holds for lease in node.broker.leases())
+    return f"Serving {len(devices)} {kind} ({node.broker.isolation}); {sessions} sessions live."
+
+
+def main() -> int:
+    logging.basicConfig(
+        level=logging.INFO, format="[%(levelname).1s %(asctime)s gpuslice] %(message)s"
+    )
+    logging.getLogger("tornado.access").setLevel(logging.WARNING)
+    try:
+        settings = Settings.from_environ(os.environ)
+        # Children of the service (there are none now) have no use for these.
+        for name in (SECRET_VARIABLE, SETTINGS_VARIABLE):
+            os.environ.pop(name, None)
+        asyncio.run(serve(settings, os.environ))
+    except ServiceError as error:
+        log.critical("%s", error)
+        return 1
+    except ValueError as error:
+        log.critical("%s", error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""What an administrator writes: one call in ``jupyterhub_config.py``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from traitlets.config import Config
+from traitlets.config.loader import LazyConfigValue
+
+from ..devices.process import Process
+from .link import SECRET_VARIABLE, SETTINGS_VARIABLE, hub_secret
+from .profiles import load_profiles, parse_profiles
+
+SERVICE = "gpuslice"
+PORT = 8079
+LEDGER = "jupyter_gpuslice.sqlite"
+ACCESS = f"access:services!service={SERVICE}"
+SERVER_SCOPES = ["users:activity!user", "access:servers!server"]
+"""JupyterHub's own scopes of the role `server`, to which ours is added."""
+
+
+class ConfigurationError(Exception):
+    """The configuration cannot work; the message says what to write instead."""
+
+
+def configure(
+    c: Config,
+    profiles: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    port: int = PORT,
+    ledger: str | os.PathLike[str] = LEDGER,
+) -> None:
+    """Give a hub GPU slices: its spawner, the GPU service with its scopes, and the spawn page.
+
+    :param c: the configuration object of ``jupyterhub_config.py``.
+    :param profiles: the path of a ``profiles.yaml`` (relative to the configuration file, else to
+        the hub's working directory), or the same as a dictionary. It is checked at once:
+        `ProfileError` names what is wrong.
+    :param port: where the service listens, on loopback only.
+    :param ledger: the file that keeps the leases; on a local disk, never on NFS. Relative to the
+        hub's working directory.
+
+    The devices are chosen by ``c.GpuSlice``, before or after this call:
+    ``c.GpuSlice.simulate = "a100-80gb:2"`` for simulated ones, ``c.GpuSlice.reserve_mib`` for what
+    is never granted of each. The spawner is ``gpuslice-local`` unless the configuration chooses
+    another one; it has to be a `GpuSliceSpawner` too. Calling it again replaces what the first
+    call set.
+    """
+    declared = _declared(profiles, sys._getframe(1).f_globals.get("__file__"))
+    if not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 65536:
+        raise ConfigurationError(f"configure(c, port={port!r}): a port is a number up to 65535.")
+    url = f"http://127.0.0.1:{port}"
+    if "spawner_class" not in c.JupyterHub:
+        c.JupyterHub.spawner_class = "gpuslice-local"
+    c.GpuSliceSpawner.profiles = declared
+    base = c.JupyterHub.get("base_url", "/")
+    c.GpuSliceSpawner.service_url = f"{url}{base.rstrip('/')}/services/{SERVICE}/api/v1/"
+    ledger_path = os.path.abspath(ledger)
+    service = {
+        "name": SERVICE,
+        "url": url,
+        "command": [sys.executable, "-m", "jupyter_gpuslice.hub.service"],
+        "environment": {
+            SECRET_VARIABLE: _Late(lambda config: hub_secret()),
+            SETTINGS_VARIABLE: _Late(lambda config: _settings(config, ledger_path)),
+        },
+        "oauth_no_confirm": True,
+        # The service of a hub that was killed may need a while to let go of the ledger.
+        "timeout": 60,
+    }
+    _put(c.JupyterHub, "services", service)
+    # The service may read who is in which group, for sums of use by group.
+    _put(
+        c.JupyterHub,
+        "load_roles",
+        {
+            "name": f"{SERVICE}-service",
+            "services": [SERVICE],
+            "scopes": ["list:users", "read:users:groups"],
+        },
+    )
+    _grow_server_role(c.JupyterHub)
+    c.JupyterHub.extra_user_scopes.update({ACCESS})
+
+
+class _Late(str):
+    """An environment variable that is worked out when the service starts.
+
+    Only then is the whole configuration known: what is set after `configure`, and on the command
+    line. JupyterHub calls callable values of an environment; it also writes the environment to its
+    database, where this is the empty text: the secret is never stored.
+    """
+
+    _value: Callable[[Config], str]
+
+    def __new__(cls, value: Callable[[Config], str]) -> _Late:
+        self = super().__new__(cls)
+        self._value = value
+        return self
+
+    def __call__(self, spawner: Any) -> str:
+        return self._value(spawner.user.service.app.config)
+
+    def __deepcopy__(self, memo: Any) -> _Late:
+        return self
+
+
+def _settings(config: Config, ledger: str) -> str:
+    """What the service is told, from the hub's complete configuration."""
+    chosen = config.GpuSlice
+    settings: dict[str, Any] = {"hub": Process.of(os.getpid()).to_dict(), "ledger": ledger}
+    if chosen.get("simulate"):
+        settings["simulate"] = str(chosen.simulate)
+    if chosen.get("reserve_mib") is not None:
+        settings["reserve_mib"] = int(chosen.reserve_mib)
+    return json.dumps(settings)
+
+
+def _declared(
+    profiles: str | os.PathLike[str] | Mapping[str, Any], config_file: str | None
+) -> str | dict[str, Any]:
+    """The profiles, checked: a path made absolute, or the declaration itself."""
+    if isinstance(profiles, Mapping):
+        parse_profiles(dict(profiles), "profiles")
+        return dict(profiles)
+    path = Path(profiles)
+    if config_file is not None:
+        beside = Path(config_file).resolve().parent / path
+        path = beside if beside.exists() else path
+    try:
+        load_profiles(path)
+    except OSError as error:
+        raise ConfigurationError(
+            f"configure(c, profiles={os.fspath(profiles)!r}): {error.strerror or error}. "
+            "It is the path of a profiles.yaml, beside the configuration file."
+        ) from error
+    return str(path.resolve())
+
+
+def _put(section: Config, name: str, item: dict[str, Any]) -> None:
+    """Add an item to a list of the configuration, in place of one with its name."""
+    values = _items(section, name)
+    values[:] = [value for value in values if value.get("name") != item["name"]]
+    values.append(item)
+
+
+def _items(section: Config, name: str) -> list[dict[str, Any]]:
+    """The list itself, also where the configuration has only appended to it so far."""
+    current = section[name] if name in section else getattr(section, name)
+    if isinstance(current, LazyConfigValue):
+        return current._extend  # type: ignore[no-any-return]
+    if not isinstance(current, list):
+        section[name] = list(current)
+        current = section[name]
+    return current  # type: ignore[no-any-return]
+
+
+def _grow_server_role(section: Config) -> None:
+    """Let users' servers read their own leases with the token that they have."""
+    for role in _items(section, "load_roles"):
+        if role.get("name") == "server":
+            scopes = list(role.get("scopes", SERVER_SCOPES))
+            role["scopes"] = scopes if ACCESS in scopes else [*scopes, ACCESS]
+            return
+    _put(section, "load_roles", {"name": "server", "scopes": [*SERVER_SCOPES, ACCESS]})
