@@ -20,7 +20,8 @@ IDLE_S = 0.1
 INTERRUPT_S = 30.0
 """How long an interrupted cell may take to end on all ranks: stuck ones are restarted meanwhile."""
 
-_GONE = ("not_found", "http_404", "http_410", "gone")
+GONE = ("not_found", "http_404", "http_410", "gone")
+"""Reasons that tell that a group has ended."""
 
 
 class Groups:
@@ -181,7 +182,7 @@ class Groups:
         try:
             stream = self._client().stream("POST", f"groups/{group['id']}/execute", body)
         except GpuSliceError as error:
-            if error.reason in _GONE:
+            if error.reason in GONE:
                 self._known.pop(str(group.get("name")), None)
             raise
         interrupted = self._read(group, stream, renderer)
@@ -262,7 +263,7 @@ class Groups:
         try:
             self._client().delete(f"groups/{group['id']}")
         except GpuSliceError as error:
-            if error.reason not in _GONE:
+            if error.reason not in GONE:
                 raise
 
 

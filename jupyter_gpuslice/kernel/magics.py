@@ -15,7 +15,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_exp
 from . import arguments, frameworks, peer_values, status
 from .client import Client
 from .errors import CellInterrupted, CellSyntaxError, GpuSliceError
-from .groups import CELL, DEFAULT, Groups
+from .groups import CELL, DEFAULT, GONE, Groups
 from .slicefile import SliceHook
 from .words import device_names, duration, lease_words, queued_words, table
 
@@ -62,6 +62,11 @@ _BEFOREHAND = (
 _RELEASED_BUT = (
     "The lease is given back. {user} has initialised CUDA in this kernel, though: what CUDA itself "
     "holds, and what your variables still hold, stays on the device until the kernel restarts."
+)
+
+_WORKER = (
+    "This cell runs in a worker of its own, which holds {request} until `%gpu stop --name cell` "
+    "and keeps the cell's names for the next such cell; `%gpu pull x --name cell` brings one here."
 )
 
 
@@ -344,18 +349,19 @@ class GpuMagics(Magics):
             )
         if args.show is not None:
             _check_ranks(args.show, args.workers)
-        name = args.name or DEFAULT
-        group, _ = self.groups.ensure(
-            name,
-            args.workers,
-            args.request or "auto",
-            named=args.request is not None,
-            backend=args.backend,
-            lend=self._lends,
-            wait=args.wait,
-            fresh=args.fresh,
+        self._remade(
+            lambda: self.groups.ensure(
+                args.name or DEFAULT,
+                args.workers,
+                args.request or "auto",
+                named=args.request is not None,
+                backend=args.backend,
+                lend=self._lends,
+                wait=args.wait,
+                fresh=args.fresh,
+            ),
+            lambda group: self._run_on(group, code, train=True, show=args.show),
         )
-        self._run_on(group, code, train=True, show=args.show)
 
     def _run(self, args: Any, code: str) -> None:
         group = self.groups.pick(args.name)
@@ -366,17 +372,26 @@ class GpuMagics(Magics):
         self._run_on(group, code, ranks=args.ranks, show=args.show)
 
     def _worker(self, args: Any, code: str) -> None:
-        group, made = self.groups.ensure(
-            CELL, 1, args.request, named=True, lend=self._lends, fresh=args.fresh
-        )
-        if made:
-            print(
-                f"This cell runs in a worker of its own, which holds {group.get('request')} until "
-                f"`%gpu stop --name {CELL}` and keeps the cell's names for the next such cell; "
-                f"`%gpu pull x --name {CELL}` brings one here.",
-                flush=True,
+        def ensure() -> tuple[dict[str, Any], bool]:
+            group, made = self.groups.ensure(
+                CELL, 1, args.request, named=True, lend=self._lends, fresh=args.fresh
             )
-        self._run_on(group, code)
+            if made:
+                print(_WORKER.format(request=group.get("request")), flush=True)
+            return group, made
+
+        self._remade(ensure, lambda group: self._run_on(group, code))
+
+    def _remade(self, ensure: Any, run: Any) -> None:
+        """Run on a group that was thought to live; if it has ended meanwhile, on a new one."""
+        group, made = ensure()
+        try:
+            run(group)
+        except GpuSliceError as error:
+            if made or error.reason not in GONE:
+                raise
+            print(f"The group {group['name']!r} had ended.", flush=True)
+            run(ensure()[0])
 
     def _run_on(
         self,

@@ -45,7 +45,7 @@ class LittleServer:
                     return
                 route(self)
 
-            do_GET = do_POST = do_PATCH = do_DELETE = handle_one
+            do_GET = do_POST = do_PATCH = do_DELETE = handle_one  # noqa: N815
 
             def answer(self, body: Any, status: int = 200) -> None:
                 data = json.dumps(body).encode()
