@@ -36,9 +36,7 @@ def choose(
     return "nccl", ""
 
 
-def _why_not_nccl(
-    slices: Sequence[Sequence[Slice]], probes: Sequence[Mapping[str, Any]]
-) -> str:
+def _why_not_nccl(slices: Sequence[Sequence[Slice]], probes: Sequence[Mapping[str, Any]]) -> str:
     if not all(probe.get("nccl") for probe in probes):
         return "this PyTorch has no NCCL"
     if not all(probe.get("cuda") for probe in probes):

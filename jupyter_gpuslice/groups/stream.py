@@ -55,11 +55,10 @@ class Outbox:
                 self._left_out[rank] = self._left_out.get(rank, 0) + len(message.get("text", " "))
                 return
             last = self._last.get(rank)
-            if kind == "stream" and last and last["type"] == "stream":
-                if last["name"] == message["name"]:
+            if kind == "stream":
+                if last and last["type"] == "stream" and last["name"] == message["name"]:
                     last["parts"].append(message["text"])
                     return
-            if kind == "stream":
                 message = {**message, "parts": [message["text"]]}
             self._last[rank] = message
         else:
@@ -101,7 +100,7 @@ class Outbox:
                 "type": "stream",
                 "rank": rank,
                 "name": "stderr",
-                "text": f"\n[{count} characters left out: the output came faster than it was read]\n",
+                "text": f"\n[{count} characters left out: they came faster than they were read]\n",
             }
             for rank, count in sorted(self._left_out.items())
         ]

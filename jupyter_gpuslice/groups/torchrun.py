@@ -13,7 +13,7 @@ LOOPBACK = "lo"
 def local_devices(ranks: Sequence[Sequence[Slice]], devices: Sequence[Device]) -> list[str] | None:
     """The devices that every rank of a group on one machine sees, or ``None`` for only its own.
 
-    torchrun shows all devices to all ranks, and its scripts do ``torch.cuda.set_device(LOCAL_RANK)``
+    torchrun shows all devices to all ranks, and its scripts call ``set_device(LOCAL_RANK)``
     (Lightning also counts the devices). So where each rank has one GPU of its own, each sees all of
     the group's, in the order of the ranks: what a rank sees is then the group's lease, of the same
     user. Where that cannot be (ranks that share a GPU, MIG devices, of which CUDA sees only one,

@@ -1,0 +1,213 @@
+"""One cell on the ranks of a group, from its request to its last message."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..broker.explain import Refused
+from .members import Member, RankDiedError, StartFailedError, execution
+from .stream import Outbox, translate
+from .team import StepFailedError, Team, describe
+from .together import Outcomes
+
+_FIELDS = ("code", "ranks", "train", "silent", "push", "pull")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is asked for. ``push`` is a base64 pickle of a dict, ``pull`` names of variables."""
+
+    code: str
+    ranks: tuple[int, ...]
+    train: bool = False
+    silent: bool = False
+    push: str | None = None
+    pull: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, body: Any, workers: int) -> Cell:
+        """The cell that a call's JSON body describes; :class:`Refused` says what is wrong."""
+        if not isinstance(body, Mapping):
+            raise Refused("bad_request", "The body of this call is a JSON object.")
+        unknown = sorted(set(body) - set(_FIELDS))
+        if unknown:
+            raise Refused("bad_request", f"Unknown field {str(unknown[0])[:40]!r}.")
+        code, push, pull = body.get("code") or "", body.get("push"), body.get("pull") or []
+        if not isinstance(code, str) or not isinstance(push, (str, type(None))):
+            raise Refused("bad_request", "'code' and 'push' are texts.")
+        if not isinstance(pull, list) or not all(isinstance(name, str) for name in pull):
+            raise Refused("bad_request", "'pull' is a list of names.")
+        if not code and push is None and not pull:
+            raise Refused("bad_request", "There is nothing to do: give code, push or pull.")
+        train, silent = body.get("train", False), body.get("silent", False)
+        if not isinstance(train, bool) or not isinstance(silent, bool):
+            raise Refused("bad_request", "'train' and 'silent' are true or false.")
+        ranks = _ranks(body.get("ranks"), workers)
+        if train and len(ranks) < workers:
+            raise Refused(
+                "bad_request",
+                "A cell that trains runs on every rank: a collective waits for all of them.",
+                "Use %%gpu run for some of the ranks.",
+            )
+        return cls(code, ranks, train, silent, push, tuple(pull))
+
+
+def _ranks(value: Any, workers: int) -> tuple[int, ...]:
+    if value is None:
+        return tuple(range(workers))
+    valid = isinstance(value, list) and all(type(rank) is int for rank in value)
+    if not valid or not value:
+        raise Refused("bad_request", "'ranks' is a list of numbers.")
+    for rank in value:
+        if not 0 <= rank < workers:
+            raise Refused("bad_request", f"There is no rank {rank}: they are 0 to {workers - 1}.")
+    return tuple(sorted(set(value)))
+
+
+async def run(team: Team, cell: Cell, outbox: Outbox) -> None:
+    """Run the cell; everything that is to be said of it goes to ``outbox``, ``done`` last.
+
+    The caller holds the team's lock.
+    """
+    began = time.monotonic()
+    statuses: dict[int, str] = {}
+    ok = False
+    try:
+        await _revive(team, outbox)
+        if team.stop.is_set():
+            _interrupted(cell, outbox)
+        else:
+            ok = await _run(team, cell, outbox, statuses)
+    except StepFailedError as error:
+        _tell(error.outcomes, outbox)
+        statuses.update({r: o.status for r, o in error.outcomes.by_rank.items()})
+    except StartFailedError as error:
+        _fail(outbox, "StartFailed", str(error))
+        team.group.broke(str(error))
+    except RankDiedError as error:
+        _fail(outbox, "RankDied", str(error), error.rank)
+    except Refused as error:
+        _fail(outbox, error.reason, f"{error.message} {error.hint}".strip())
+    await _mend(team, outbox)
+    outbox.put(
+        {
+            "type": "done",
+            "ok": ok,
+            "ranks": {str(rank): statuses.get(rank, "aborted") for rank in cell.ranks},
+            "seconds": round(time.monotonic() - began, 3),
+        }
+    )
+
+
+async def _run(team: Team, cell: Cell, outbox: Outbox, statuses: dict[int, str]) -> bool:
+    group = team.group
+    group.begin(cell.ranks)
+    if cell.train:
+        await team.rendezvous(lambda text: outbox.put({"type": "status", "text": text}))
+    members = [team.members[rank] for rank in cell.ranks]
+    if cell.push is not None:
+        await team.step(members, "push", {"pickle": cell.push}, team.stop)
+    outbox.put({"type": "started", "ranks": list(cell.ranks)})
+    if cell.code:
+        outcomes = await team.run(cell.ranks, lambda member: _execute(member, cell, outbox))
+        statuses.update({rank: o.status for rank, o in outcomes.by_rank.items()})
+        if not outcomes.ok:
+            _tell(outcomes, outbox)
+            return False
+    if cell.pull:
+        replies = await team.step(members, "pull", {"names": list(cell.pull)}, team.stop)
+        for rank, reply in sorted(replies.items()):
+            for name, value in reply["values"].items():
+                outbox.put({"type": "value", "rank": rank, "name": name, "pickle": value})
+    statuses.update(dict.fromkeys(cell.ranks, "ok"))
+    return True
+
+
+async def _execute(member: Member, cell: Cell, outbox: Outbox) -> dict[str, Any]:
+    def output(kind: str, content: dict[str, Any]) -> None:
+        message = translate(member.rank, kind, content)
+        if message is not None:
+            outbox.put(message)
+
+    content = execution(cell.code, silent=cell.silent)
+    return await member.request("shell", "execute_request", content, output)
+
+
+async def _revive(team: Team, outbox: Outbox) -> None:
+    """Ranks that died while nothing ran."""
+    for rank in await team.respawn():
+        _notice(outbox, f"Rank {rank} had died and was started anew: its variables are gone.")
+
+
+async def _mend(team: Team, outbox: Outbox) -> None:
+    """After the cell: start dead ranks anew, and say so."""
+    group = team.group
+    if team.closing:
+        return
+    dead = group.dead
+    try:
+        if dead:
+            numbers = ", ".join(map(str, dead))
+            many = len(dead) > 1
+            rest = len(dead) < group.workers
+            await team.respawn()
+            _notice(
+                outbox,
+                f"Rank{'s' if many else ''} {numbers} {'were' if many else 'was'} started anew: "
+                f"{'their' if many else 'its'} variables are gone"
+                + (", those of the others are kept." if rest else "."),
+            )
+        if group.state == "busy":
+            group.ready()
+        team.trim_logs()
+    except (StartFailedError, RankDiedError, Refused) as error:
+        text = error.message if isinstance(error, Refused) else str(error)
+        group.broke(text)
+        _notice(outbox, f"{text} The next cell tries again.")
+
+
+def _tell(outcomes: Outcomes, outbox: Outbox) -> None:
+    """The one failure that matters, with that rank's own traceback."""
+    cause = outcomes.cause
+    if cause is not None and cause.status == "died":
+        _fail(outbox, "RankDied", f"{describe(cause)}.", cause.rank)
+    elif cause is not None:
+        outbox.put(_error(cause.rank, cause.reply))
+    elif outcomes.interrupted:
+        stopped = [o for o in outcomes.by_rank.values() if o.reply.get("traceback")]
+        first = min(stopped, key=lambda outcome: outcome.rank, default=None)
+        if first is not None and first.reply.get("ename") == "KeyboardInterrupt":
+            outbox.put(_error(first.rank, first.reply))
+        else:
+            rank = min(outcomes.by_rank)
+            outbox.put(_error(rank, {"ename": "KeyboardInterrupt", "evalue": ""}))
+    for outcome in outcomes.by_rank.values():
+        if outcome.status == "restarted":
+            _notice(outbox, f"{describe(outcome)}.")
+
+
+def _interrupted(cell: Cell, outbox: Outbox) -> None:
+    outbox.put(_error(cell.ranks[0], {"ename": "KeyboardInterrupt", "evalue": ""}))
+
+
+def _error(rank: int, reply: Mapping[str, Any]) -> dict[str, Any]:
+    ename, evalue = str(reply.get("ename", "Error")), str(reply.get("evalue", ""))
+    traceback = reply.get("traceback") or [f"{ename}: {evalue}".rstrip(": ")]
+    return {
+        "type": "error",
+        "rank": rank,
+        "ename": ename,
+        "evalue": evalue,
+        "traceback": list(traceback),
+    }
+
+
+def _fail(outbox: Outbox, ename: str, text: str, rank: int = 0) -> None:
+    outbox.put(_error(rank, {"ename": ename, "evalue": text, "traceback": [text]}))
+
+
+def _notice(outbox: Outbox, text: str) -> None:
+    outbox.put({"type": "notice", "text": text})

@@ -1,0 +1,125 @@
+"""The one lease that all ranks of a group share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..broker.explain import Refused
+from ..broker.lease import Holder, Lease, Slice
+from ..devices.process import Process
+from ..request import GpuRequest
+
+Slices = list[tuple[Slice, ...]]
+
+
+class GroupLease:
+    """Asked for, waited for, and given back when the last rank is gone.
+
+    ``runtime`` is what runs the broker, or ``None`` where there is no pool. A group that asks for
+    no GPU has no lease at all.
+    """
+
+    def __init__(self, runtime: Any, request: GpuRequest, workers: int, holder: Holder) -> None:
+        self._runtime = runtime
+        self._request = request
+        self._workers = workers
+        self._holder = holder
+        self.id: str | None = None
+
+    def ask(self, *, wait: bool, instead_of: str | None = None) -> bool:
+        """Whether it was granted at once; :class:`Refused` if it cannot be, or not without a wait.
+
+        ``instead_of``: the ``auto`` lease of the notebook's kernel, which gives way.
+        """
+        if self._request.kind == "none":
+            return True
+        if self._runtime is None:
+            raise Refused(
+                "no_devices",
+                "There are no GPUs to be granted on this server.",
+                "A group with the request 0 runs on the CPU.",
+            )
+        lease = self._runtime.broker.request(
+            self._request,
+            self._holder,
+            workers=self._workers,
+            wait=wait,
+            instead_of=instead_of,
+        )
+        self.id = lease.id
+        return bool(lease.holds)
+
+    async def granted(self, say: Callable[[str], None]) -> None:
+        """Wait for the grant; ``say`` gets a sentence whenever the place in the queue changes.
+
+        :class:`Refused` if the lease ended before.
+        """
+        if self.id is None:
+            return
+        broker = self._runtime.broker
+        moved = asyncio.Event()
+        unsubscribe = broker.subscribe(lambda lease: moved.set())
+        try:
+            while True:
+                lease = self._current()
+                if lease.holds:
+                    return
+                if not lease.live:
+                    raise Refused(
+                        lease.state, f"The group's lease was {lease.state}. {lease.detail}".strip()
+                    )
+                moved.clear()
+                position = broker.position(lease.id)
+                say(f"Waiting for {self._workers} x {self._request}: position {position}.")
+                await moved.wait()
+        finally:
+            unsubscribe()
+
+    def slices(self) -> Slices:
+        """What each rank holds."""
+        if self.id is None:
+            return [()] * self._workers
+        lease = self._current()
+        return [lease.slices_of(rank) for rank in range(self._workers)]
+
+    @property
+    def holds(self) -> bool:
+        return self.id is None or self._current().holds
+
+    @property
+    def isolation(self) -> str:
+        return self._current().isolation if self.id is not None else "watch"
+
+    def activate(self, pids: Sequence[Process]) -> None:
+        """These processes hold it now. :class:`Refused` if it has ended meanwhile."""
+        if self.id is not None:
+            self._runtime.broker.activate(self.id, pids)
+
+    async def release(self, why: str) -> None:
+        """Give it back; to be called when the ranks are gone."""
+        if self.id is not None:
+            await self._runtime.end(self.id, why)
+
+    async def anew(self) -> None:
+        """After the death of all ranks, with which it ended: ask again, without a wait."""
+        if self.id is not None:
+            await self.release("All of its ranks had died.")
+            self.ask(wait=False)
+
+    def ended_by_others(self, lease: Lease) -> str:
+        """Why the group must end with this change of a lease, or an empty text."""
+        if lease.id != self.id or lease.live:
+            return ""
+        if lease.state == "released" and not lease.detail:
+            return "Its lease was released."
+        if lease.state == "released":
+            return ""  # by its ranks' death, or by us
+        return f"Its lease is {lease.state}. {lease.detail}".strip()
+
+    def _current(self) -> Lease:
+        lease: Lease | None = self._runtime.broker.get(self.id)
+        if lease is None:
+            raise Refused("not_found", "The group's lease is gone.")
+        return lease

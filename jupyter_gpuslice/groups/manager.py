@@ -1,0 +1,529 @@
+"""All peer groups of a server: made, found, used and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+from ..broker.explain import Refused
+from ..broker.lease import Holder, Lease
+from ..devices.process import Process
+from ..isolation.environment import installed_torch, slice_environment
+from ..request import GpuRequest
+from .backend import BACKENDS
+from .cell import Cell, run
+from .group import Group
+from .lease import GroupLease
+from .members import Launcher, RankDiedError, StartFailedError
+from .stream import Outbox
+from .team import StepFailedError, Team
+from .torchrun import local_devices, torchrun_environment
+from .watch import watch
+
+Listener = Callable[[str, dict[str, Any]], None]
+
+MOST_WORKERS = 64
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+_FIELDS = (
+    "name", "workers", "request", "backend", "kernel", "kernel_name", "cwd", "lend", "wait",
+)  # fmt: skip
+
+
+class _Entry:
+    """A group with everything that belongs to it."""
+
+    def __init__(self, group: Group, lease: GroupLease) -> None:
+        self.group = group
+        self.lease = lease
+        self.team: Team | None = None
+        self.starting: asyncio.Task[None] | None = None
+        self.running: asyncio.Task[None] | None = None
+        self.ending: asyncio.Task[None] | None = None
+        self.unwatch: Callable[[], None] = lambda: None
+
+
+class GroupManager:
+    """Peer groups for the server's user.
+
+    ``serverapp`` gives the kernelspecs and the notebooks' kernels, ``runtime`` the broker (``None``
+    where there is no pool). Errors are :class:`Refused`, with the fields of the REST interface.
+    """
+
+    def __init__(self, serverapp: Any, runtime: Any, settings: Any = None) -> None:
+        self._serverapp = serverapp
+        self._runtime = runtime
+        self._log: Any = getattr(serverapp, "log", None) or logging.getLogger(__name__)
+        self._entries: dict[str, _Entry] = {}
+        self._listeners: list[Listener] = []
+        self._launcher: Launcher | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._unsubscribe = runtime.broker.subscribe(self._lease_changed) if runtime else None
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Call ``listener(action, group)`` for every change; actions: created, changed, ended."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    # Questions
+
+    def list(self, caller: Any) -> list[dict[str, Any]]:
+        """The groups that the caller may see."""
+        return [e.group.to_dict() for e in self._entries.values() if _owns(caller, e.group)]
+
+    def get(self, group_id: str) -> dict[str, Any]:
+        """One group; :class:`Refused` (``not_found``) if there is none."""
+        return self._entry(group_id).group.to_dict()
+
+    def authorise(self, caller: Any, group_id: str) -> None:
+        """:class:`Refused` unless the group is there and the caller's."""
+        if not _owns(caller, self._entry(group_id).group):
+            raise Refused("not_owner", "This group is not yours.")
+
+    # Making
+
+    async def create(self, caller: Any, body: Any) -> dict[str, Any]:
+        """Make a group. It is ``ready`` on return, or ``starting`` while its lease is queued.
+
+        Then it starts by itself, and a cell sent to it waits, telling the place in the queue.
+        Either all ranks start or nothing stays behind.
+        """
+        plan = _Plan.parse(body, caller)
+        for entry in self._entries.values():
+            if (entry.group.name, entry.group.kernel) == (plan.name, plan.kernel):
+                raise Refused(
+                    "group_exists",
+                    f"There is a group {plan.name!r} already.",
+                    "Run the cell on it, stop it first, or choose another name.",
+                    {"group": entry.group.to_dict()},
+                )
+        group = Group(
+            f"g{secrets.token_hex(4)}",
+            plan.name,
+            plan.workers,
+            str(plan.request),
+            user=caller.user,
+            kernel=plan.kernel,
+            backend=plan.backend,
+            on_change=lambda group: self._tell("changed", group),
+        )
+        holder = Holder("group", group.id, caller.user, plan.name)
+        entry = _Entry(group, GroupLease(self._runtime, plan.request, plan.workers, holder))
+        kernel_name = plan.kernel_name or self._kernel_name(plan.kernel)
+        self._entries[group.id] = entry
+        try:
+            at_once = entry.lease.ask(
+                wait=plan.wait, instead_of=self._auto_lease(plan.kernel) if plan.lend else None
+            )
+            group.lease = entry.lease.id
+            entry.unwatch = self._watch_notebook(plan.kernel)
+        except BaseException:
+            del self._entries[group.id]
+            raise
+        self._tell("created", group)
+        entry.starting = self._spawn(self._start(entry, kernel_name, plan))
+        if at_once:
+            try:
+                await asyncio.shield(entry.starting)
+            except asyncio.CancelledError:
+                # Whoever asked is gone: nobody would ever use it.
+                self._spawn(self._end(entry, "It was no longer wanted."))
+                raise
+        return group.to_dict()
+
+    async def _start(self, entry: _Entry, kernel_name: str, plan: _Plan) -> None:
+        group = entry.group
+
+        def say(text: str) -> None:
+            group.detail = text
+            self._tell("changed", group)
+
+        try:
+            await entry.lease.granted(say)
+            if self._launcher is None:
+                self._launcher = Launcher(self._serverapp)
+            torch = await asyncio.to_thread(self._installed_torch, kernel_name)
+            entry.team = Team(
+                group,
+                self._launcher,
+                environment=lambda rank: self._environment(entry, rank, torch),
+                activate=lambda members: entry.lease.activate([m.process for m in members]),
+                renew=lambda: self._renew(entry),
+                kernel_name=kernel_name,
+                cwd=plan.cwd,
+                asked_backend=plan.backend,
+            )
+            if entry.lease.id is not None:
+                group.granted(entry.lease.id, entry.lease.slices())
+            await entry.team.start()
+        except (StartFailedError, RankDiedError) as error:
+            refused = Refused("start_failed", f"The group did not start: {error}")
+            await self._give_up(entry, refused.message)
+            raise refused from error
+        except Refused as refused:
+            await self._give_up(entry, refused.message)
+            raise
+        except BaseException:
+            await self._give_up(entry, "It was no longer wanted.")
+            raise
+
+    async def _give_up(self, entry: _Entry, why: str) -> None:
+        """The group could not be started: nothing of it stays (its ranks have ended already)."""
+        if entry.ending is None:
+            entry.starting = None
+            await self._end(entry, why)
+
+    async def _renew(self, entry: _Entry) -> None:
+        """All ranks are dead, and the lease is dead with them."""
+        await entry.lease.anew()
+        if entry.lease.id is not None:
+            entry.group.granted(entry.lease.id, entry.lease.slices())
+
+    def _environment(
+        self, entry: _Entry, rank: int, torch: tuple[int, int] | None
+    ) -> dict[str, str]:
+        group, lease = entry.group, entry.lease
+        slices = [member.slices for member in group.ranks]
+        devices = [member.device for member in self._runtime.broker.pool] if self._runtime else []
+        visible = local_devices(slices, devices)
+        # Simulated devices are nothing that CUDA could see: such ranks are as on a CPU.
+        kinds = {device.uuid: device.kind for device in devices}
+        real = any(kinds.get(s.device) != "simulated" for own in slices for s in own)
+        environment: dict[str, str | None] = dict(os.environ)
+        environment |= slice_environment(
+            slices[rank], devices, lease.isolation, environ=os.environ, torch=torch
+        )
+        if visible is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
+        environment |= torchrun_environment(
+            rank,
+            group.workers,
+            group.id,
+            alone=real and visible is None,
+            cpus=len(os.sched_getaffinity(0)),
+            inherited=os.environ,
+        )
+        environment["JUPYTER_GPUSLICE_RANK"] = str(rank)
+        environment["JUPYTER_GPUSLICE_GROUP"] = group.id
+        environment["JUPYTER_GPUSLICE_LEASE"] = lease.id
+        return {name: value for name, value in environment.items() if value is not None}
+
+    def _installed_torch(self, kernel_name: str) -> tuple[int, int] | None:
+        try:
+            argv = self._serverapp.kernel_spec_manager.get_kernel_spec(kernel_name).argv
+        except Exception:
+            return None  # told in words when the kernel is started
+        return installed_torch(argv[0]) if argv and os.path.isabs(argv[0]) else None
+
+    # Using
+
+    def execute(self, group_id: str, body: Any) -> AsyncIterator[dict[str, Any]]:
+        """Run a cell; yields its messages, ``done`` last.
+
+        What is wrong with the call is raised at once. Closing the iterator early interrupts the
+        cell. Cells of one group run one after another.
+        """
+        entry = self._entry(group_id)
+        return self._messages(entry, Cell.parse(body, entry.group.workers))
+
+    async def _messages(self, entry: _Entry, cell: Cell) -> AsyncIterator[dict[str, Any]]:
+        outbox = Outbox()
+        task = self._spawn(self._run(entry, cell, outbox))
+        try:
+            while batch := await outbox.batch():
+                for message in batch:
+                    yield message
+        finally:
+            if not task.done():
+                if entry.running is task and entry.team is not None:
+                    entry.team.stop.set()
+                else:
+                    task.cancel()
+
+    async def _run(self, entry: _Entry, cell: Cell, outbox: Outbox) -> None:
+        try:
+            team = await self._started(entry, outbox)
+            if team.lock.locked():
+                outbox.put({"type": "status", "text": "Waiting for the cell before this one."})
+            async with team.lock:
+                if not team.closing:
+                    team.stop.clear()
+                    entry.running = asyncio.current_task()
+                    await run(team, cell, outbox)
+                    return
+            raise Refused("group_stopped", "The group was stopped.", entry.group.detail)
+        except Refused as error:
+            _fail(outbox, cell, error.reason, error.message)
+        except Exception as error:
+            self._log.exception("A cell of group %s failed", entry.group.id)
+            _fail(outbox, cell, type(error).__name__, f"Something unexpected went wrong: {error}")
+        finally:
+            entry.running = None
+            outbox.close()
+
+    async def _started(self, entry: _Entry, outbox: Outbox) -> Team:
+        """Wait for a group that starts, telling what it waits for."""
+        starting = entry.starting
+        said = ""
+        while starting is not None and not starting.done():
+            text = entry.group.detail or "The group is starting."
+            if text != said:
+                outbox.put({"type": "status", "text": text})
+                said = text
+            await asyncio.wait({starting}, timeout=0.2)
+        if starting is None or entry.team is None:
+            raise Refused("group_stopped", "The group was stopped.", entry.group.detail)
+        starting.result()
+        return entry.team
+
+    async def interrupt(self, group_id: str) -> dict[str, Any]:
+        """Stop the cell that runs, if one does; returns when it has ended."""
+        entry = self._entry(group_id)
+        await self._stop_cell(entry)
+        return entry.group.to_dict()
+
+    async def reset(self, group_id: str) -> dict[str, Any]:
+        """Make the process group anew and dead ranks alive; living ranks keep their variables."""
+        entry = self._entry(group_id)
+        await self._stop_cell(entry)
+        team = entry.team
+        if team is None:
+            raise Refused("wrong_state", f"The group is {entry.group.state}.")
+        async with team.lock:
+            if team.closing:
+                raise Refused("group_stopped", "The group was stopped.")
+            team.stop.clear()
+            try:
+                await team.respawn()
+                if team.has_torch:
+                    await team.rendezvous(lambda text: None, anew=True)
+            except (StartFailedError, RankDiedError) as error:
+                entry.group.broke(str(error))
+                raise Refused("reset_failed", str(error)) from error
+            except StepFailedError as error:
+                cause = error.outcomes.cause
+                why = cause.reply.get("evalue") or cause.how if cause else "It was interrupted."
+                raise Refused("reset_failed", f"No process group could be made: {why}") from error
+        return entry.group.to_dict()
+
+    async def _stop_cell(self, entry: _Entry) -> None:
+        running = entry.running
+        if running is not None and entry.team is not None:
+            entry.team.stop.set()
+            await asyncio.wait({running})
+
+    # Ending
+
+    async def stop(self, group_id: str) -> dict[str, Any]:
+        """End the group; its processes are gone and its lease is free when this returns."""
+        entry = self._entry(group_id)
+        await self._end(entry, "It was stopped.")
+        return entry.group.to_dict()
+
+    async def kernel_gone(self, kernel_id: str) -> None:
+        """A notebook's kernel has ended, and its groups with it."""
+        entries = [e for e in self._entries.values() if e.group.kernel == kernel_id]
+        await asyncio.gather(*(self._end(e, "Its notebook's kernel has ended.") for e in entries))
+
+    async def shutdown(self) -> None:
+        """End everything: the server stops."""
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+            self._unsubscribe = None
+        entries = list(self._entries.values())
+        await asyncio.gather(*(self._end(e, "The server stops.") for e in entries))
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=10)
+        if self._launcher is not None:
+            launcher, self._launcher = self._launcher, None
+            await launcher.close()
+
+    async def _end(self, entry: _Entry, why: str) -> None:
+        if entry.ending is None:
+            entry.ending = self._spawn(self._end_now(entry, why))
+        await asyncio.shield(entry.ending)
+
+    async def _end_now(self, entry: _Entry, why: str) -> None:
+        entry.unwatch()
+        entry.group.detail = why
+        if entry.team is not None:
+            await entry.team.end()
+        for task in (entry.starting, entry.running):
+            if task is not None and not task.done():
+                if entry.team is None:
+                    task.cancel()  # it waits in the queue
+                await asyncio.wait({task})
+        try:
+            await entry.lease.release(why)
+        finally:
+            self._entries.pop(entry.group.id, None)
+            entry.group.on_change = lambda group: None
+            entry.group.stopped(why)
+            self._tell("ended", entry.group)
+
+    def _lease_changed(self, lease: Lease) -> None:
+        if lease.holder.kind != "group" or lease.live:
+            return
+        entry = self._entries.get(lease.holder.id)
+        if entry is None or entry.ending is not None or entry.team is None:
+            return
+        why = entry.lease.ended_by_others(lease)
+        if why:
+            self._spawn(self._end(entry, why))
+
+    # Around it
+
+    def _entry(self, group_id: str) -> _Entry:
+        entry = self._entries.get(group_id)
+        if entry is None:
+            raise Refused("not_found", "There is no such group.", "It may have ended.")
+        return entry
+
+    def _kernel_name(self, kernel: str | None) -> str:
+        kernels = getattr(self._serverapp, "kernel_manager", None)
+        if kernels is not None and kernel is not None and kernel in kernels:
+            return str(kernels.get_kernel(kernel).kernel_name)
+        return "python3"
+
+    def _auto_lease(self, kernel: str | None) -> str | None:
+        """What the notebook's kernel holds without having asked for it."""
+        leases = self._runtime.broker.leases() if self._runtime else []
+        for lease in leases:
+            own = lease.holder.kind == "kernel" and lease.holder.id == kernel
+            if own and lease.holds and lease.request.kind == "auto":
+                return str(lease.id)
+        return None
+
+    def _watch_notebook(self, kernel: str | None) -> Callable[[], None]:
+        """End the group with the process of its notebook's kernel, whoever else tells of it."""
+        process = self._process_of(kernel)
+        if process is None or kernel is None:
+            return lambda: None
+
+        def ended() -> None:
+            self._spawn(self.kernel_gone(kernel))
+
+        return watch(process, ended)
+
+    def _process_of(self, kernel: str | None) -> Process | None:
+        kernels = getattr(self._serverapp, "kernel_manager", None)
+        if kernels is not None and kernel is not None and kernel in kernels:
+            provisioner = kernels.get_kernel(kernel).provisioner
+            pid = getattr(provisioner, "pid", None)
+            if pid:
+                try:
+                    return Process.of(pid)
+                except ProcessLookupError:
+                    raise Refused("not_found", "The notebook's kernel has ended.") from None
+        for lease in self._runtime.broker.leases() if self._runtime else ():
+            if lease.holder.kind == "kernel" and lease.holder.id == kernel and lease.processes:
+                return lease.processes[0]  # type: ignore[no-any-return]
+        return None
+
+    def _tell(self, action: str, group: Group) -> None:
+        for listener in list(self._listeners):
+            try:
+                listener(action, group.to_dict())
+            except Exception:
+                self._log.exception("A listener failed on news of group %s", group.id)
+
+    def _spawn(self, work: Any) -> asyncio.Task[Any]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, Refused):
+            self._log.error("A task of a peer group failed", exc_info=error)
+
+
+class _Plan:
+    """What is asked for when a group is made, checked."""
+
+    name: str
+    workers: int
+    request: GpuRequest
+    backend: str
+    kernel: str | None
+    kernel_name: str | None
+    cwd: str | None
+    lend: bool
+    wait: bool
+
+    @classmethod
+    def parse(cls, body: Any, caller: Any) -> _Plan:
+        if not isinstance(body, Mapping):
+            raise Refused("bad_request", "The body of this call is a JSON object.")
+        unknown = sorted(set(body) - set(_FIELDS))
+        if unknown:
+            raise Refused("bad_request", f"Unknown field {str(unknown[0])[:40]!r}.")
+        plan = cls()
+        plan.name = _text(body, "name") or "default"
+        if not _NAME.fullmatch(plan.name):
+            raise Refused(
+                "bad_request",
+                f"{plan.name[:40]!r} cannot be a group's name.",
+                "Use letters, digits, '.', '_' and '-', up to 63.",
+            )
+        workers = body.get("workers", 1)
+        if type(workers) is not int or not 1 <= workers <= MOST_WORKERS:
+            raise Refused("bad_request", f"'workers' is a number from 1 to {MOST_WORKERS}.")
+        plan.workers = workers
+        plan.request = GpuRequest.parse(_text(body, "request") or "auto")
+        plan.backend = _text(body, "backend") or "auto"
+        if plan.backend not in BACKENDS:
+            raise Refused("bad_request", f"A backend is one of {', '.join(BACKENDS)}.")
+        own = getattr(caller, "kernel", None)
+        plan.kernel = _text(body, "kernel") or own
+        if own is not None and not caller.stands_for(plan.kernel):
+            raise Refused("not_owner", "A kernel may only make groups of its own.")
+        plan.kernel_name = _text(body, "kernel_name")
+        plan.cwd = _text(body, "cwd")
+        if plan.cwd is not None and not os.path.isdir(plan.cwd):
+            raise Refused("bad_request", "'cwd' is no folder on this server.")
+        plan.lend = _flag(body, "lend")
+        plan.wait = _flag(body, "wait")
+        return plan
+
+
+def _text(body: Mapping[str, Any], name: str) -> str | None:
+    value = body.get(name)
+    if value is not None and not isinstance(value, str):
+        raise Refused("bad_request", f"{name!r} is a text.")
+    return value or None
+
+
+def _flag(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name, False)
+    if value is not None and not isinstance(value, bool):
+        raise Refused("bad_request", f"{name!r} is true or false.")
+    return bool(value)
+
+
+def _owns(caller: Any, group: Group) -> bool:
+    if caller.admin:
+        return True
+    if caller.user != group.user:
+        return False
+    return caller.kernel is None or (group.kernel is not None and caller.stands_for(group.kernel))
+
+
+def _fail(outbox: Outbox, cell: Cell, ename: str, text: str) -> None:
+    outbox.put(
+        {
+            "type": "error",
+            "rank": cell.ranks[0],
+            "ename": ename,
+            "evalue": text,
+            "traceback": [text],
+        }
+    )
+    ranks = {str(rank): "aborted" for rank in cell.ranks}
+    outbox.put({"type": "done", "ok": False, "ranks": ranks, "seconds": 0.0})

@@ -1,0 +1,273 @@
+"""The living side of a group: its kernels, their rendezvous, and what is done on them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ..broker.explain import Refused
+from . import backend as backends
+from .group import Group
+from .members import Launcher, Member, RankDiedError, StartFailedError
+from .together import Outcome, Outcomes, together
+
+Say = Callable[[str], None]
+Environment = Callable[[int], Mapping[str, str]]
+
+
+class StepFailedError(Exception):
+    """A step before the cell itself failed on some ranks."""
+
+    def __init__(self, outcomes: Outcomes) -> None:
+        super().__init__("a step failed")
+        self.outcomes = outcomes
+
+
+class Team:
+    """The members of one group. One thing is done at a time: hold ``lock`` for it.
+
+    ``environment(rank)`` is what a rank's kernel is started with; ``activate(members)`` is told
+    whenever their processes changed; ``renew()`` gets a new lease when all ranks had died.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        launcher: Launcher,
+        environment: Environment,
+        activate: Callable[[Sequence[Member]], None],
+        renew: Callable[[], Awaitable[None]],
+        kernel_name: str,
+        cwd: str | None,
+        asked_backend: str,
+    ) -> None:
+        self.group = group
+        self.lock = asyncio.Lock()
+        self.stop = asyncio.Event()
+        """Set to end what runs now."""
+        self.closing = False
+        self.members: dict[int, Member] = {}
+        self._launcher = launcher
+        self._environment = environment
+        self._activate = activate
+        self._renew = renew
+        self._kernel_name = kernel_name
+        self._cwd = cwd
+        self._asked = asked_backend
+        self._backend = ""
+        self._probes: dict[int, Mapping[str, Any]] = {}
+        self._store: tuple[str, int] | None = None
+        self._met: set[int] = set()
+        self._generation = 0
+        self._broken = True
+
+    # Life
+
+    async def start(self) -> None:
+        """Start all ranks, or none: then ``StartFailedError`` says what went wrong."""
+        try:
+            await self._spawn(range(self.group.workers))
+            await self._introduce()
+            if self._asked == "nccl":
+                self._choose()
+        except BaseException:
+            await self.end(now=True)
+            raise
+        self.group.ready()
+
+    async def respawn(self) -> list[int]:
+        """Start the dead ranks anew; returns which. The group is ready afterwards."""
+        dead = self.group.dead
+        if dead:
+            for rank in dead:
+                member = self.members.pop(rank, None)
+                if member is not None:
+                    await self._launcher.end(member, now=True)
+            if len(dead) == self.group.workers:
+                await self._renew()
+            await self._spawn(dead)
+            self._broken = True
+            self._met -= set(dead)
+            for rank in dead:
+                self._probes.pop(rank, None)
+            if 0 in dead:
+                self._store = None
+            await self._introduce()
+        if self.group.state == "broken":
+            self.group.ready()
+        return dead
+
+    async def end(self, *, now: bool = False) -> None:
+        """End all ranks; they are gone when this returns."""
+        self.closing = True
+        self.stop.set()
+        members, self.members = list(self.members.values()), {}
+        # A rank in the middle of a cell would not heed a polite word.
+        busy = {rank.rank for rank in self.group.ranks if rank.state == "busy"}
+        await asyncio.gather(*(self._launcher.end(m, now=now or m.rank in busy) for m in members))
+
+    async def _spawn(self, ranks: Iterable[int]) -> None:
+        starting = [
+            self._launcher.spawn(rank, self._kernel_name, self._environment(rank), self._cwd)
+            for rank in ranks
+        ]
+        results = await asyncio.gather(*starting, return_exceptions=True)
+        spawned = [result for result in results if isinstance(result, Member)]
+        self.members |= {member.rank: member for member in spawned}
+        try:
+            _raise_first(results)
+            if self.closing:
+                raise StartFailedError("The group was stopped.")
+            self._activate(list(self.members.values()))
+            _raise_first(
+                await asyncio.gather(*(m.ready() for m in spawned), return_exceptions=True)
+            )
+        except BaseException:
+            for member in spawned:
+                self.members.pop(member.rank, None)
+            await asyncio.gather(*(self._launcher.end(m, now=True) for m in spawned))
+            raise
+        for member in spawned:
+            member.on_death = self._died
+            self.group.spawned(member.rank, member.kernel_id, member.process.pid)
+            if not member.alive:
+                self._died(member)
+
+    def _died(self, member: Member) -> None:
+        if self.closing or self.members.get(member.rank) is not member:
+            return
+        self._broken = True
+        self.group.died(member.rank, f"Rank {member.rank} has died; the next cell starts it anew.")
+
+    @property
+    def has_torch(self) -> bool:
+        return all(self._probes.get(r, {}).get("torch") for r in range(self.group.workers))
+
+    # Rendezvous
+
+    async def _introduce(self) -> None:
+        """Import torch where it is, and tell the ranks of the store, so that ``env://`` works.
+
+        Not having torch is no error here: a group can run other code.
+        """
+        members = [m for m in self.members.values() if m.rank not in self._probes]
+        replies = await asyncio.gather(
+            *(m.ask("shell", "probe") for m in members), return_exceptions=True
+        )
+        for member, reply in zip(members, replies, strict=True):
+            if isinstance(reply, RankDiedError):
+                raise StartFailedError(f"{reply}{member.tail()}")
+            if isinstance(reply, BaseException):
+                raise reply
+            self._probes[member.rank] = reply
+        if self.has_torch:
+            try:
+                await self._meet(asyncio.Event())
+            except StepFailedError:
+                pass  # asked for again before the first cell that trains, and told there
+
+    async def _meet(self, stop: asyncio.Event) -> None:
+        """Have the leader bind the store, if there is none, and tell all where it is."""
+        if self._store is None:
+            replies = await self.step([self.members[0]], "open_store", {}, stop)
+            self._store = ("127.0.0.1", replies[0]["port"])
+            self._met.clear()
+            self._broken = True
+        new = [m for m in self.members.values() if m.rank not in self._met]
+        host, port = self._store
+        await self.step(new, "meet", {"host": host, "port": port}, stop)
+        self._met |= {m.rank for m in new}
+
+    def _choose(self) -> str:
+        """Settle the backend; returns why it is not NCCL, if a person should know."""
+        slices = [rank.slices for rank in self.group.ranks]
+        probes = [self._probes[rank] for rank in range(self.group.workers)]
+        self._backend, why = backends.choose(self._asked, slices, probes)
+        if self.group.backend != self._backend:
+            self.group.backend = self._backend
+            return why
+        return ""
+
+    async def rendezvous(self, say: Say, *, anew: bool = False) -> None:
+        """See to it that every rank has the default process group."""
+        if not self.has_torch:
+            # It may have been installed since.
+            self._probes.clear()
+            await self._introduce()
+        why = self._choose()
+        members = list(self.members.values())
+        await self._meet(self.stop)
+        if not (anew or self._broken) and await self._agree(members):
+            return
+        first = self._generation == 0
+        self._generation += 1
+        because = f": {why}" if why else ""
+        say(
+            f"Process group of {len(members)} ranks over {self._backend}{because}."
+            if first
+            else f"The process group of {len(members)} ranks was made anew ({self._backend}); "
+            "what was built on the old one (DDP models, groups) must be built again."
+        )
+        content = {"generation": self._generation, "backend": self._backend}
+        await self.step(members, "join", content, self.stop)
+        self._broken = False
+
+    async def _agree(self, members: Sequence[Member]) -> bool:
+        """Whether all ranks have a process group, the same one."""
+        states = await asyncio.gather(*(m.ask("control", "state") for m in members))
+        kinds = {(s.get("initialized"), s.get("generation"), s.get("count")) for s in states}
+        return len(kinds) == 1 and bool(states[0].get("initialized"))
+
+    # Work
+
+    async def step(
+        self,
+        members: Sequence[Member],
+        operation: str,
+        content: Mapping[str, Any],
+        stop: asyncio.Event,
+    ) -> dict[int, dict[str, Any]]:
+        """One of the peers' own operations on some ranks; their replies, or ``StepFailedError``."""
+        outcomes = await together(
+            members, lambda m: m.ask("shell", operation, content), stop, self.everybody
+        )
+        self._note(outcomes)
+        if not outcomes.ok:
+            raise StepFailedError(outcomes)
+        return {rank: outcome.reply for rank, outcome in outcomes.by_rank.items()}
+
+    async def run(self, ranks: Sequence[int], act: Callable[[Member], Any]) -> Outcomes:
+        """Something of the cell's on some ranks."""
+        members = [self.members[rank] for rank in ranks]
+        outcomes = await together(members, act, self.stop, self.everybody)
+        self._note(outcomes)
+        return outcomes
+
+    def everybody(self) -> list[Member]:
+        return list(self.members.values())
+
+    def trim_logs(self) -> None:
+        for member in self.members.values():
+            member.trim_log()
+
+    def _note(self, outcomes: Outcomes) -> None:
+        if not outcomes.ok:
+            # Whatever ended early may have left a collective half done.
+            self._broken = True
+
+
+def describe(outcome: Outcome) -> str:
+    """What became of a rank that is gone, for people."""
+    if outcome.status == "restarted":
+        return f"Rank {outcome.rank} did not stop and was ended"
+    return f"Rank {outcome.rank} {outcome.how or 'is gone'}"
+
+
+def _raise_first(results: Sequence[Any]) -> None:
+    errors = [result for result in results if isinstance(result, BaseException)]
+    for error in errors:
+        if not isinstance(error, (StartFailedError, Refused)):
+            raise error
+    if errors:
+        raise errors[0]
