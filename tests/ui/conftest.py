@@ -24,6 +24,16 @@ CHROMIUM_ARGS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def jp_asyncio_loop() -> None:
+    """In place of pytest-jupyter's, which ends the loop that Playwright runs on."""
+
+
+@pytest.fixture(autouse=True)
+def jp_server_cleanup() -> None:
+    """In place of pytest-jupyter's: there is no server in this process."""
+
+
 # Package scope, not session: Playwright keeps an event loop in this thread while it runs, and
 # tests of other packages run loops of their own.
 @pytest.fixture(scope="package")
