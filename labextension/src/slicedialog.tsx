@@ -6,7 +6,6 @@ import { Signal } from '@lumino/signaling';
 import { useEffect, useReducer } from 'react';
 
 import { asProblem } from './components/hooks';
-import { Problem } from './components/parts';
 import { RequestField } from './components/request';
 import { leasesOfKernel } from './rows';
 import type { IGpuModel } from './tokens';
@@ -148,11 +147,9 @@ function Body(props: {
         onChange={request => widget.write(request)}
         kernelId={kernelId}
         own={own ?? null}
+        problem={widget.problem}
         disabled={widget.busy}
       />
-      {widget.problem ? (
-        <Problem problem={widget.problem} trans={trans} />
-      ) : null}
       <p className="jp-gpuslice-note">{note}</p>
     </div>
   );

@@ -138,7 +138,7 @@ describe('kernels', () => {
     api.theLeases = [queued()];
     await show();
     expect(section('My kernels').textContent).toContain(
-      'Waits at position 2, about 3 min'
+      'waits at position 2, about 3 min'
     );
     fireEvent.click(button('Leave the queue with train.ipynb'));
     await waitFor(() => expect(api.calls).toContainEqual(['release', 'q1']));

@@ -215,16 +215,18 @@ function LeaseBody(props: {
       <div className="jp-gpuslice-slice" title={at || undefined}>
         <strong>{lease.request}</strong>
         {at ? <span> {trans.__('of %1', at)}</span> : null}
+        {lease.state === 'queued' ? (
+          <span className="jp-gpuslice-waiting">
+            {' '}
+            {trans.__(
+              'waits at %1, %2',
+              place(lease.position, trans),
+              wait(lease.estimate_s, trans)
+            )}
+          </span>
+        ) : null}
       </div>
-      {lease.state === 'queued' ? (
-        <div className="jp-gpuslice-waiting">
-          {trans.__(
-            'Waits at %1, %2',
-            place(lease.position, trans),
-            wait(lease.estimate_s, trans)
-          )}
-        </div>
-      ) : lease.state === 'parked' ? (
+      {lease.state === 'queued' ? null : lease.state === 'parked' ? (
         <div className="jp-gpuslice-waiting">
           {trans.__('Its device memory is kept in host memory.')}
         </div>
@@ -273,6 +275,10 @@ function AskForm(props: {
       onDone();
     }
   };
+  const write = (request: string) => {
+    action.clear();
+    setText(request);
+  };
   const onKeyDown = (event: KeyboardEvent) => {
     if (event.key === 'Escape') {
       event.stopPropagation();
@@ -294,14 +300,12 @@ function AskForm(props: {
         model={model}
         trans={trans}
         value={text}
-        onChange={setText}
+        onChange={write}
+        problem={action.problem}
         kernelId={kernelId}
         own={lease}
         disabled={action.busy}
       />
-      {action.problem ? (
-        <Problem problem={action.problem} trans={trans} />
-      ) : null}
       <div className="jp-gpuslice-actions">
         <button
           type="submit"

@@ -4,9 +4,10 @@ import { choices } from '../choices';
 import type { Trans } from '../format';
 import { place, wait } from '../format';
 import type { IGpuModel } from '../tokens';
-import type { ILease } from '../types';
+import type { ILease, IProblem } from '../types';
 import type { IAnswer } from './hooks';
 import { useExplanation, useGpuState } from './hooks';
+import { Problem } from './parts';
 
 /** How a request would fare, in one sentence, with what would fit instead. */
 function Verdict(props: {
@@ -88,6 +89,8 @@ export function RequestField(props: {
   /** What the holder has now: free for its new request. */
   own: ILease | null;
   compact?: boolean;
+  /** Why the request was refused: said in place of how it would fare. */
+  problem: IProblem | null;
   /** Whether to take the focus at first. */
   focus?: boolean;
   disabled?: boolean;
@@ -158,12 +161,16 @@ export function RequestField(props: {
         />
       </label>
       <div id={`${id}-verdict`}>
-        <Verdict
-          answer={answer}
-          text={value}
-          trans={trans}
-          onChoose={onChange}
-        />
+        {props.problem ? (
+          <Problem problem={props.problem} trans={trans} />
+        ) : (
+          <Verdict
+            answer={answer}
+            text={value}
+            trans={trans}
+            onChoose={onChange}
+          />
+        )}
       </div>
     </div>
   );

@@ -19,19 +19,28 @@ export function StatusItem(props: {
   const held = pool.session?.held;
   const used = pool.session?.used;
   const position = ownPosition(state);
-  const parts: string[] = [];
+  const parts: { name: string; text: string }[] = [];
   if (!pool.devices.length) {
-    parts.push(trans.__('GPU none'));
+    parts.push({ name: 'held', text: trans.__('GPU none') });
   } else if (held?.memory_mib === 0) {
-    parts.push(trans.__('GPU none held'));
+    parts.push({ name: 'held', text: trans.__('GPU none held') });
   } else {
     parts.push(
-      trans.__('GPU %1 held', memory(held?.memory_mib, trans)),
-      trans.__('%1 used', memory(used?.memory_mib, trans))
+      {
+        name: 'held',
+        text: trans.__('GPU %1 held', memory(held?.memory_mib, trans))
+      },
+      {
+        name: 'used',
+        text: trans.__('%1 used', memory(used?.memory_mib, trans))
+      }
     );
   }
   if (position !== null) {
-    parts.push(trans.__('queue %1', String(position)));
+    parts.push({
+      name: 'queue',
+      text: trans.__('queue %1', String(position))
+    });
   }
   const title = pool.devices.length
     ? trans.__(
@@ -48,10 +57,17 @@ export function StatusItem(props: {
       type="button"
       className="jp-gpuslice-status"
       title={title}
-      aria-label={`${parts.join(' · ')}. ${trans.__('Show the GPU panel')}`}
+      aria-label={trans.__(
+        '%1. Show the GPU panel',
+        parts.map(part => part.text).join(', ')
+      )}
       onClick={onClick}
     >
-      {parts.join(' · ')}
+      {parts.map(({ name, text }, index) => (
+        <span key={name} className={`jp-gpuslice-status-${name}`}>
+          {index ? ` · ${text}` : text}
+        </span>
+      ))}
     </button>
   );
 }

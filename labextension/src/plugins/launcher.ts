@@ -6,7 +6,7 @@ import { ILauncher } from '@jupyterlab/launcher';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 
 import { CommandIDs } from '../commands';
-import { gpuIcon } from '../icon';
+import { gpuIcon, gpuIconUrl } from '../icon';
 import { newNotebook } from '../notebooks';
 import { SliceDialog } from '../slicedialog';
 import { IGpuModel } from '../tokens';
@@ -74,8 +74,10 @@ export const launcherPlugin: JupyterFrontEndPlugin<void> = {
     });
     launcher.add({
       command: CommandIDs.newNotebook,
+      args: { isLauncher: true },
       category: trans.__('Notebook'),
-      rank: 100
+      rank: 100,
+      kernelIconUrl: gpuIconUrl
     });
   }
 };
