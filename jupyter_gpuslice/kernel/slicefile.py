@@ -72,13 +72,21 @@ class SliceHook:
         self.file = SliceFile(path)
         self._say = say if say is not None else _print
         self.restart_needed = False
+        self._told = ""
+        self._first = ""
         if self.file.changed():
-            # The kernel was started with this environment: nothing to tell.
+            # The kernel was started with this environment: only words are news.
             put_in_place(self.file.environment)
+            if (self.file.lease or {}).get("request") != "auto":
+                self._first = str(self.file.content.get("message") or "")
 
     def before_cell(self, *_: Any) -> None:
         """IPython's ``pre_run_cell``. Never raises: no cell fails for a file of ours."""
         try:
+            if self._first:
+                first, self._first = self._first, ""
+                self._told = first
+                self._say(first)
             self.refresh()
         except Exception as error:
             self._say(f"The GPU slice of this kernel could not be put in place: {error}")
@@ -117,8 +125,13 @@ class SliceHook:
             if (before or {}).get("slices") != (lease or {}).get("slices"):
                 return f"GPU slice changed: {lease_words(lease)}."
             return ""
+        if message and message != self._told:
+            self._told = message
+            return message
         if held:
-            return message or "This kernel no longer holds a GPU slice."
+            return (
+                f"This kernel holds no GPU slice now. {(lease or {}).get('detail') or ''}".strip()
+            )
         return ""
 
 
