@@ -8,12 +8,12 @@
 from jupyter_gpuslice.hub import configure
 
 # The spawner, the GPU service, its scopes and the spawn form, all from one file.
-configure(c, profiles="profiles.yaml")  # noqa: F821
+configure(c, profiles="profiles.yaml")
 
 # Who may log in: accounts of this machine, in this group of it.
-c.JupyterHub.authenticator_class = "pam"  # noqa: F821
-c.PAMAuthenticator.allowed_groups = {"jupyter"}  # noqa: F821
-c.PAMAuthenticator.admin_groups = {"sudo"}  # noqa: F821
+c.JupyterHub.authenticator_class = "pam"
+c.PAMAuthenticator.allowed_groups = {"jupyter"}
+c.PAMAuthenticator.admin_groups = {"sudo"}
 
-c.JupyterHub.bind_url = "http://127.0.0.1:8000"  # noqa: F821
-c.Spawner.default_url = "/lab"  # noqa: F821
+c.JupyterHub.bind_url = "http://127.0.0.1:8000"
+c.Spawner.default_url = "/lab"

@@ -156,7 +156,7 @@ class DemoHub:
                 raise DemoError(
                     f"Waited {seconds:.0f} s for {what}. The hub's last words:\n{self.log_tail()}"
                 )
-            time.sleep(0.1)
+            time.sleep(0.25)
 
     def _answers(self) -> bool:
         try:
