@@ -66,6 +66,8 @@ class BrokerRuntime:
         self.ledger = ledger
         self.note = note
         self.latest = Measurement()
+        self.busy_seconds = 0.0
+        """Measured busy device-seconds of all leases since the start."""
         self.patience = patience or (lambda lease, process: 0.0)
         self._source = source
         self._log = log or logging.getLogger(__name__)
@@ -285,6 +287,7 @@ class BrokerRuntime:
             percent = sum(use.utilization_percent or 0 for use in uses.values())
             if percent:
                 self._busy[lease] = self._busy.get(lease, 0.0) + seconds * percent / 100
+                self.busy_seconds += seconds * percent / 100
         if time.monotonic() >= self._busy_due:
             self._flush_busy()
 

@@ -1,0 +1,252 @@
+"""The Jupyter Server extension."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from jupyter_client.provisioning import KernelProvisionerFactory
+from jupyter_core.paths import jupyter_data_dir, jupyter_runtime_dir
+from jupyter_server.extension.application import ExtensionApp
+from traitlets import Int, Unicode
+from traitlets.config import Configurable
+
+from ..groups.manager import GroupManager
+from .address import server_address
+from .api import ApiError, Caller, LeaseApi
+from .events import Events
+from .kernels import Kernels
+from .metrics import PoolMetrics
+from .opening import Found, ledger_name, open_pool
+from .provisioner import KERNEL_PACKAGE, wrap_every_kernel
+from .routes import routes
+from .runtime import BrokerRuntime
+from .visitors import Visitors
+from .websocket import make_prompt
+
+GRANT = "JUPYTER_GPUSLICE_GRANT"
+
+
+class GpuSlice(Configurable):
+    """Settings of the GPU slices of a server, as ``c.GpuSlice.…`` in ``jupyter_server_config.py``.
+
+    All of them have command-line forms: ``jupyter lab --GpuSlice.simulate=a100-80gb:2``.
+    """
+
+    simulate = Unicode(
+        "",
+        help="""Devices to simulate where there is no real GPU, such as "a100-80gb:2,h100-80gb".
+
+        Everything works on them but computing: leases, queues, groups and panels, with the CPU
+        and memory of your kernels shown as the devices' use. They are marked as simulated
+        everywhere. Where NVML finds a real GPU this setting is not used.
+        """,
+    ).tag(config=True)
+    default_request = Unicode(
+        "auto",
+        help="""What a kernel gets that does not say what it needs.
+
+        "auto" is what is free in the session's pool, up to one device; "0" gives a GPU only to
+        those that ask for one (in the notebook's or the kernelspec's metadata, with the item in
+        the notebook's toolbar, or with %gpu request); "0.25" a quarter of a device to each.
+        """,
+    ).tag(config=True)
+    ledger = Unicode(
+        "",
+        help="""The file that records who holds what, on a local disk.
+
+        By default it is in the folder "gpuslice" of Jupyter's data directory, one for each
+        session of a hub, else one for this machine. A second server that uses the same file
+        starts without GPUs and says so, since two brokers would grant the same device twice.
+        """,
+    ).tag(config=True)
+    reserve_mib = Int(
+        None,
+        allow_none=True,
+        help="""MiB of each device that are never granted (contexts and the driver need some).
+
+        By default it is chosen from the device's size. The hub's node broker has a setting of
+        its own; a session that got its slice from a hub does not use this one.
+        """,
+    ).tag(config=True)
+
+
+class GpuSliceApp(ExtensionApp):
+    """Slices of GPUs for the kernels of a server."""
+
+    name = "jupyter_gpuslice"
+    app_name = "GPU slices"
+    load_other_extensions = True
+    classes = [GpuSlice]  # noqa: RUF012 (how traitlets' applications spell it)
+
+    runtime: BrokerRuntime | None = None
+    groups: GroupManager | None = None
+    api: LeaseApi
+    kernels: Kernels
+    gpuslice: GpuSlice
+    events: Events
+    _opening: asyncio.Task[None] | None = None
+    _metrics: PoolMetrics | None = None
+
+    def _link_jupyter_server_extension(self, serverapp: Any) -> None:
+        super()._link_jupyter_server_extension(serverapp)
+        make_prompt(serverapp)
+
+    def initialize_settings(self) -> None:
+        serverapp: Any = self.serverapp
+        self.gpuslice = GpuSlice(parent=self)
+        self.user = os.environ.get("JUPYTERHUB_USER") or getpass.getuser()
+        self._folder = make_folder()
+        self.events = Events(serverapp.event_logger, self.log)
+        self.kernels = Kernels(
+            self.user,
+            self._folder / "slices",
+            lambda: server_address(serverapp),
+            self._notice,
+            self.log,
+            kernel_path=str(self._folder / "path"),
+        )
+        self.visitors = Visitors(self.kernels)
+        self.kernels.default_request = self.gpuslice.default_request
+        self.api = LeaseApi(
+            None,
+            self.kernels.resolve,
+            problem=ApiError(
+                503, "starting", "The GPUs of this server are being looked for.", "Ask again soon."
+            ),
+            about=self.kernels.about,
+        )
+        self._wrap()
+        self.settings["gpuslice_app"] = self
+
+    def initialize_handlers(self) -> None:
+        self.handlers.extend(routes())
+
+    def _wrap(self) -> None:
+        factory = KernelProvisionerFactory.instance(parent=self.serverapp)
+        wrap_every_kernel(factory, self.kernels, self.log)
+
+    async def _start_jupyter_server_extension(self, serverapp: Any) -> None:
+        # Again, for a factory that another extension has put in place since.
+        self._wrap()
+        # Drivers may take long to answer: the server serves meanwhile.
+        self._opening = asyncio.create_task(self._open())
+
+    async def opened(self) -> None:
+        """Wait until it is known whether there is a pool."""
+        if self._opening is not None:
+            await self._opening
+
+    async def _open(self) -> None:
+        settings = self.gpuslice
+        path = ledger_path(settings.ledger)
+        try:
+            runtime, found = await open_pool(
+                path,
+                simulate=settings.simulate,
+                reserve_mib=settings.reserve_mib,
+                grant=os.environ.get(GRANT, ""),
+                log=self.log,
+            )
+        except ApiError as problem:
+            self._without(problem)
+        except Exception:
+            self.log.exception("The GPUs of this server cannot be used")
+            self._without(ApiError(503, "internal", "The GPUs of this server cannot be used."))
+        else:
+            await self._serve(runtime, found)
+
+    def _without(self, problem: ApiError) -> None:
+        self.log.warning(
+            "Kernels start without GPU slices. %s", f"{problem.message} {problem.hint}".strip()
+        )
+        self.api.problem = problem
+        self.kernels.failed(f"{problem.message} {problem.hint}".strip())
+        self.events.notice("warning", problem.message, None)
+
+    async def _serve(self, runtime: BrokerRuntime, found: Found) -> None:
+        await runtime.start()
+        me = Caller(self.user)
+        api = LeaseApi(
+            runtime,
+            self.kernels.resolve,
+            about=self.kernels.about,
+            entitled=lambda caller: found.entitled,
+        )
+        viewer = api.viewer(me)
+        runtime.subscribe(
+            self.events.runtime_listener(
+                lambda lease: runtime.lease_dict(lease, viewer),
+                lambda: runtime.pool_dict(viewer),
+            )
+        )
+        self.runtime, self.api = runtime, api
+        self.kernels.attach(runtime)
+        self.groups = GroupManager(self.serverapp, runtime, self.gpuslice)
+        self.groups.subscribe(self.events.group)
+        self.kernels.groups = self.groups
+        self._metrics = PoolMetrics(lambda: self.runtime)
+        self._equip_terminals()
+        names = ", ".join(member.device.name for member in runtime.broker.pool)
+        self.log.info("GPU slices: %s", names or f"no GPU here. {runtime.note}".strip())
+
+    def _equip_terminals(self) -> None:
+        """Terminals see the session's devices and may ask its broker."""
+        terminals = self.serverapp.web_app.settings.get("terminal_manager")  # type: ignore[union-attr]
+        if terminals is None:
+            return
+        extra = dict(getattr(terminals, "extra_env", None) or {})
+        extra |= self.kernels.session_environment()
+        extra |= server_address(self.serverapp)
+        extra["JUPYTER_GPUSLICE_TOKEN"] = self.kernels.tokens.for_session()
+        terminals.extra_env = extra
+
+    def _notice(self, level: str, message: str, kernel: str | None) -> None:
+        self.log.info("Kernel %s: %s", kernel, message)
+        self.events.notice(level, message, kernel)
+
+    async def stop_extension(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.gather(self._opening, return_exceptions=True)
+        if self.groups is not None:
+            await self.groups.shutdown()
+        if self.runtime is not None:
+            # The kernels first, so that the ledger has their end and not the next start.
+            await self.serverapp.cleanup_kernels()  # type: ignore[union-attr]
+            runtime, self.runtime = self.runtime, None
+            self.api.runtime = self.kernels.runtime = None
+            await runtime.stop()
+        self.kernels.close()
+        if self._metrics is not None:
+            self._metrics.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def ledger_path(setting: str) -> Path:
+    """The ledger's file: as set, else in Jupyter's data directory."""
+    return Path(setting or Path(jupyter_data_dir()) / "gpuslice" / ledger_name()).expanduser()
+
+
+def make_folder() -> Path:
+    """This server's folder for slice files and for the path of IPython kernels (0700)."""
+    root = Path(jupyter_runtime_dir())
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for old in root.glob("gpuslice-*"):
+        pid = old.name.rpartition("-")[2]
+        if pid.isdigit() and (int(pid) == os.getpid() or not Path(f"/proc/{pid}").exists()):
+            shutil.rmtree(old, ignore_errors=True)  # of a server that was killed
+    folder = root / f"gpuslice-{os.getpid()}"
+    (folder / "slices").mkdir(parents=True, mode=0o700)
+    (folder / "path").mkdir(mode=0o700)
+    folder.chmod(0o700)
+    package = Path(__file__).resolve().parent.parent / "kernel"
+    (folder / "path" / KERNEL_PACKAGE).symlink_to(package, target_is_directory=True)
+    return folder
+
+
+_load_jupyter_server_extension = GpuSliceApp._load_jupyter_server_extension

@@ -1,0 +1,145 @@
+"""Open a server's pool: its grant, or the devices of the machine, and the ledger."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..broker.broker import Broker
+from ..broker.lease import Slice
+from ..broker.ledger import Ledger, LedgerError
+from ..broker.pool import PoolDevice, granted, whole
+from ..devices import FAR, DeviceSource, GrantedSource, open_devices
+from ..isolation.levels import node_level
+from .api import ApiError
+from .runtime import BrokerRuntime
+from .worker import UnansweredError, Worker
+
+DISCOVERY_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Found:
+    """What discovery found: everything that has to be asked of a driver."""
+
+    source: DeviceSource
+    pool: Sequence[PoolDevice]
+    isolation: str
+    near: Mapping[tuple[str, str], int]
+    note: str
+    entitled: Mapping[str, Any] | None
+
+    def nearness(self, a: str, b: str) -> int:
+        return 0 if a == b else self.near.get((a, b), FAR)
+
+
+async def open_pool(
+    ledger_path: Path,
+    *,
+    simulate: str,
+    reserve_mib: int | None,
+    grant: str,
+    log: logging.Logger | logging.LoggerAdapter[Any],
+) -> tuple[BrokerRuntime, Found]:
+    """A runtime that is not started yet; :class:`ApiError` says in words why there is none."""
+    worker = Worker("gpuslice-discovery")
+    try:
+        found = await worker.call(lambda: discover(simulate, reserve_mib, grant), DISCOVERY_SECONDS)
+    except UnansweredError as error:
+        raise ApiError(
+            503,
+            "devices_unanswered",
+            f"The GPU driver does not answer ({error}).",
+            "Look at `nvidia-smi` on this machine, and start the server again when it answers.",
+        ) from error
+    except ValueError as error:
+        raise ApiError(503, "bad_setting", str(error)) from error
+    except ApiError:
+        raise
+    except Exception as error:
+        raise ApiError(
+            503, "devices_failed", f"The GPUs of this machine cannot be read: {error}."
+        ) from error
+    finally:
+        worker.close()
+    try:
+        ledger = Ledger.open(ledger_path)
+        try:
+            broker = Broker(
+                found.pool,
+                ledger,
+                time.time,
+                isolation=found.isolation,
+                nearness=found.nearness,
+            )
+            # Whoever asked for these did not live to take them up.
+            for lease in broker.leases():
+                if not lease.processes:
+                    broker.release(lease.id, "The server ended before its holder had started.")
+        except BaseException:
+            ledger.close()
+            raise
+    except LedgerError as error:
+        raise ApiError.of(error) from error
+    runtime = BrokerRuntime(broker, ledger, found.source, note=found.note, log=log)
+    return runtime, found
+
+
+def discover(simulate: str, reserve_mib: int | None, grant: str) -> Found:
+    """Find the devices (blocks). ``ValueError`` for settings or a grant that cannot be used."""
+    if grant:
+        return _from_grant(grant)
+    source = open_devices(simulate, reserve_mib)
+    pool = whole(source.devices())
+    return Found(source, pool, node_level(source), _near(source, pool), source.note, None)
+
+
+def _from_grant(text: str) -> Found:
+    try:
+        grant = json.loads(text)
+        if not isinstance(grant, dict):
+            raise ValueError("it is no object")
+        slices = [Slice.from_dict(slice_) for slice_ in grant["slices"]]
+        source = GrantedSource(grant)
+        pool = granted(source.devices(), slices)
+        isolation = str(grant["isolation"])
+        request = str(grant["request"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ApiError(
+            503,
+            "bad_grant",
+            f"The grant that this session was started with cannot be used: {error}.",
+            "Stop this server and start it again from the hub.",
+        ) from error
+    entitled = {
+        "memory_mib": sum(slice_.memory_mib for slice_ in slices),
+        "devices": len(pool),
+        "text": request,
+    }
+    return Found(source, pool, isolation, _near(source, pool), source.note, entitled)
+
+
+def _near(source: DeviceSource, pool: Sequence[PoolDevice]) -> dict[tuple[str, str], int]:
+    # Asked once and kept: later calls come from the event loop, where no driver may be asked.
+    uuids = [member.device.uuid for member in pool]
+    return {(a, b): source.nearness(a, b) for a in uuids for b in uuids if a != b}
+
+
+def ledger_name(environ: Mapping[str, str] = os.environ) -> str:
+    """One ledger for each session of a hub, else one for each machine: its pool is the same."""
+    user = environ.get("JUPYTERHUB_USER")
+    words = (
+        ["hub", user, environ.get("JUPYTERHUB_SERVER_NAME", "")]
+        if user
+        else ["machine", socket.gethostname()]
+    )
+    plain = [re.sub(r"[^A-Za-z0-9_.-]", "_", word) for word in words if word]
+    return "-".join(plain)[:120] + ".sqlite"
