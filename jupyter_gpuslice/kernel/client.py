@@ -62,6 +62,12 @@ class Client:
     def get(self, path: str, **query: str) -> Any:
         return self.call("GET", path, query=query)
 
+    def listed(self, path: str) -> list[dict[str, Any]]:
+        """``GET leases`` or ``GET groups``: the entries of its answer."""
+        answer = self.get(path)
+        entries = answer.get(path) if isinstance(answer, dict) else None
+        return [entry for entry in entries or () if isinstance(entry, dict)]
+
     def post(self, path: str, body: Any = None, timeout: float | None = CALL_S) -> Any:
         return self.call("POST", path, body if body is not None else {}, timeout=timeout)
 

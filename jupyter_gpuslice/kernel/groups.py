@@ -36,10 +36,9 @@ class Groups:
 
     def all(self) -> list[dict[str, Any]]:
         """The groups that this kernel may see and that live, by name; asks the server."""
-        answer = self._client().get("groups")
         groups = [
             group
-            for group in (answer if isinstance(answer, list) else [])
+            for group in self._client().listed("groups")
             if group.get("state") != "stopped" and group.get("kernel") in (self._kernel_id, None)
         ]
         self._known = {str(group.get("name")): group for group in groups}

@@ -126,7 +126,7 @@ class GpuMagics(Magics):
 
     def _status(self) -> Any:
         client = self.client()
-        pool, leases = client.get("pool"), _list(client.get("leases"))
+        pool, leases = client.get("pool"), client.listed("leases")
         groups = self.groups.all()
         warning = self._refresh()
         if not warning and any(
@@ -201,7 +201,7 @@ class GpuMagics(Magics):
 
     def _do_release(self, args: Any) -> None:
         client = self.client()
-        mine = status.own_leases(_list(client.get("leases")), kernel_id())
+        mine = status.own_leases(client.listed("leases"), kernel_id())
         if not mine:
             print("This kernel holds no GPU slice.")
             return
@@ -234,7 +234,7 @@ class GpuMagics(Magics):
         print("\n".join(line for line in lines if line))
 
     def _own(self, client: Client) -> dict[str, Any]:
-        mine = status.own_leases(_list(client.get("leases")), kernel_id())
+        mine = status.own_leases(client.listed("leases"), kernel_id())
         if not mine:
             raise GpuSliceError(
                 "This kernel holds no GPU slice.", "no_lease", "`%gpu request 0.5` asks for one."
@@ -463,10 +463,6 @@ def _check_ranks(ranks: list[int], workers: int) -> None:
     wrong = [rank for rank in ranks if rank >= workers]
     if wrong:
         raise UsageError(f"There is no rank {wrong[0]}: the group has ranks 0 to {workers - 1}.")
-
-
-def _list(answer: Any) -> list[dict[str, Any]]:
-    return [entry for entry in answer if isinstance(entry, dict)] if answer else []
 
 
 def _pickled(values: dict[str, Any]) -> bytes:

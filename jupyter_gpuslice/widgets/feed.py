@@ -69,6 +69,7 @@ class Feed:
     def _run(self, stop: threading.Event) -> None:
         failures = 0
         while not stop.is_set():
+            client = None
             try:
                 # A client of its own: the kernel's own calls never wait for this one.
                 client = self._connect()
@@ -80,6 +81,9 @@ class Feed:
                 problem = str(error)
             except Exception as error:
                 problem = f"{type(error).__name__}: {error}"
+            finally:
+                if client is not None:
+                    client.close()
             if stop.is_set():
                 return
             failures += 1
@@ -95,16 +99,12 @@ class Feed:
                 if stop.is_set():
                     return
                 self._stream = stream
-            try:
-                for message in stream:
-                    if stop.is_set():
-                        return
-                    pool = _pool_of(message)
-                    if pool is None:
-                        continue
-                    yield Picture(pool, _listed(client, "leases"), _listed(client, "groups"))
-            finally:
-                client.close()
+            for message in stream:
+                if stop.is_set():
+                    return
+                pool = _pool_of(message)
+                if pool is not None:
+                    yield Picture(pool, client.listed("leases"), client.listed("groups"))
 
     def _tell(self, picture: Picture, stop: threading.Event) -> None:
         self._last = picture
@@ -122,8 +122,3 @@ def _pool_of(message: Any) -> dict[str, Any] | None:
         return None
     pool = message.get("pool", message)
     return pool if isinstance(pool, dict) and "devices" in pool else None
-
-
-def _listed(client: Client, path: str) -> list[dict[str, Any]]:
-    answer = client.get(path)
-    return [entry for entry in answer if isinstance(entry, dict)] if answer else []

@@ -10,6 +10,8 @@ from IPython.core.getipython import get_ipython
 from IPython.utils.capture import capture_output
 
 from ..kernel import load_ipython_extension, status
+from ..kernel.client import Client
+from ..kernel.errors import GpuSliceError
 from ..kernel.magics import kernel_id
 from .feed import Feed, Picture
 
@@ -38,7 +40,6 @@ class GpuPanel(ipywidgets.VBox):
         self._release.on_click(lambda _: self._act("release"))
         controls = ipywidgets.HBox([self._amount, self._resize, self._release])
         super().__init__([self._picture, controls, self._said], **kwargs)
-        self._last = Picture()
         self._following = True
         _FEED.subscribe(self._show)
 
@@ -52,7 +53,6 @@ class GpuPanel(ipywidgets.VBox):
         super().close()
 
     def _show(self, picture: Picture) -> None:
-        self._last = picture
         parts = []
         if picture.problem:
             words = picture.problem if picture.pool is None else f"Out of date: {picture.problem}"
@@ -68,7 +68,11 @@ class GpuPanel(ipywidgets.VBox):
         if not amount:
             self._say("Write how much first: 0.5, say.")
             return
-        mine = status.own_leases(self._last.leases, kernel_id())
+        try:
+            mine = status.own_leases(Client.from_environment().listed("leases"), kernel_id())
+        except GpuSliceError as error:
+            self._say(str(error))
+            return
         named = any(lease.get("request") != "auto" for lease in mine)
         self._act("resize" if named else "request", amount)
 
