@@ -4,7 +4,7 @@ import { Signal } from '@lumino/signaling';
 import type { IGpuApi } from './api';
 import type { IGpuEvent, IGpuEvents } from './events';
 import { isNone } from './format';
-import { isLive, leasesOfKernel } from './rows';
+import { isAuto, isLive, leasesOfKernel } from './rows';
 import type { IGpuModel, IGpuState } from './tokens';
 import type {
   IExplanation,
@@ -99,16 +99,19 @@ export class GpuModel implements IGpuModel {
   }
 
   async assign(kernelId: string, request: string): Promise<ILease | null> {
-    const [lease] = leasesOfKernel(this._state.leases, kernelId);
+    const leases = leasesOfKernel(this._state.leases, kernelId);
     if (isNone(request)) {
-      if (lease) {
+      for (const lease of leases) {
         await this.release(lease.id);
       }
       return null;
     }
     const asked = ++this._clock;
-    const answer = lease
-      ? await this._api.resize(lease.id, request)
+    // An automatic slice is not resized: what is asked for by name takes its
+    // place, and may wait for its turn while the kernel keeps what it has.
+    const named = leases.find(lease => !isAuto(lease));
+    const answer = named
+      ? await this._api.resize(named.id, request)
       : await this._api.request(request, { kind: 'kernel', id: kernelId });
     return this._answered(asked, answer);
   }
@@ -146,16 +149,17 @@ export class GpuModel implements IGpuModel {
     const meanwhile: IGpuEvent[] = [];
     this._meanwhile = meanwhile;
     try {
-      const [pool, leases, groups] = await Promise.all([
-        this._api.pool(),
-        this._api.leases(),
-        this._api.groups()
-      ]);
+      const pool = await this._api.pool();
+      // Without a broker there is nothing else to read; the pool says why.
+      const [leases, groups] =
+        pool.isolation === null
+          ? [[], []]
+          : await Promise.all([this._api.leases(), this._api.groups()]);
       this._set({
         connection: this._connected ? 'live' : 'interrupted',
         problem: null,
         pool,
-        leases: leases.filter(isLive),
+        leases: moved(leases.filter(isLive), pool),
         groups: groups.filter(group => group.state !== 'stopped')
       });
       meanwhile.forEach(event => this._apply(event));
@@ -208,7 +212,8 @@ export class GpuModel implements IGpuModel {
   private _apply(event: IGpuEvent): void {
     const { data, name } = event;
     if (name === 'pool') {
-      this._set({ pool: data.pool as IPool });
+      const pool = data.pool as IPool;
+      this._set({ pool, leases: moved(this._state.leases, pool) });
     } else if (name === 'lease') {
       this._applyLease(data.lease as ILease, data.action === 'ended');
     } else if (name === 'group') {
@@ -270,6 +275,19 @@ export namespace GpuModel {
     events: IGpuEvents;
     kernels: IKernelList;
   }
+}
+
+/** Leases with what moves without a change of theirs: use, place, wait. */
+function moved(leases: readonly ILease[], pool: IPool): readonly ILease[] {
+  return leases.map(lease => {
+    const entry = pool.queue.find(({ id }) => id === lease.id);
+    return {
+      ...lease,
+      used: pool.uses?.[lease.id] ?? lease.used,
+      position: entry?.position ?? lease.position,
+      estimate_s: entry ? entry.estimate_s : lease.estimate_s
+    };
+  });
 }
 
 /** A list with one item put in its place, added at the end, or taken out. */

@@ -8,15 +8,21 @@ export function isLive(lease: ILease): boolean {
   return LIVE.includes(lease.state);
 }
 
+/** Whether a lease is what a kernel gets when nobody asked by name. */
+export function isAuto(lease: ILease): boolean {
+  return /^(.+:)?auto$/.test(lease.request);
+}
+
 /**
  * The leases of a kernel, the one that counts first: what it holds before
- * what it waits for (an automatic slice that gave way waits behind it).
+ * what it waits for, and what was asked for by name before `auto`.
  */
 export function leasesOfKernel(
   leases: readonly ILease[],
   kernelId: string
 ): ILease[] {
-  const order = (lease: ILease) => (lease.state === 'queued' ? 1 : 0);
+  const order = (lease: ILease) =>
+    (lease.state === 'queued' ? 2 : 0) + (isAuto(lease) ? 1 : 0);
   return leases
     .filter(({ holder }) => holder.kind === 'kernel' && holder.id === kernelId)
     .sort((a, b) => order(a) - order(b));

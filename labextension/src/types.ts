@@ -104,6 +104,8 @@ export interface IPool {
   /** Why there are no devices, or "". */
   note?: string;
   session?: ISessionNumbers;
+  /** What the caller's leases use, by their ids. */
+  uses?: Record<string, IUse>;
   user?: string | null;
   admin?: boolean;
 }

@@ -73,6 +73,14 @@ describe('reading', () => {
     expect(model.state.pool).not.toBeNull();
   });
 
+  it('reads nothing but the pool where there is no broker', async () => {
+    api.thePool = pool({ isolation: null, devices: [], note: 'Locked.' });
+    await live();
+    expect(new Set(api.calls.flat())).toEqual(new Set(['pool']));
+    expect(model.state.problem).toBeNull();
+    expect(model.state.pool?.note).toBe('Locked.');
+  });
+
   it('reads once more if asked to while reading', async () => {
     const { promise, open } = gate();
     api.gate = promise;
@@ -142,6 +150,19 @@ describe('events', () => {
     expect(model.state.groups).toEqual([]);
   });
 
+  it('takes use and places in the queue from the pool', () => {
+    events.sendLease('created', lease());
+    events.sendLease('created', queued());
+    const used = { memory_mib: 4096, utilization_percent: 77 };
+    const queue = [{ id: 'q1', request: '1', position: 1, estimate_s: null }];
+    events.send('pool', { pool: pool({ uses: { l1: used }, queue }) });
+    expect(model.state.leases[0].used).toEqual(used);
+    expect(model.state.leases[1]).toMatchObject({
+      position: 1,
+      estimate_s: null
+    });
+  });
+
   it('passes notices on', () => {
     const heard: INotice[] = [];
     model.noticed.connect((_, notice) => heard.push(notice));
@@ -182,6 +203,16 @@ describe('actions', () => {
       { kind: 'kernel', id: 'k1' }
     ]);
     expect(model.state.leases.map(l => l.id)).toEqual(['q1']);
+  });
+
+  it('asks beside an automatic slice, which may bridge the wait', async () => {
+    events.sendLease('created', lease({ request: 'auto' }));
+    api.answer = queued({ request: '1' });
+    await model.assign('k1', '1');
+    expect(api.calls.map(([call]) => call)).toContain('request');
+    expect(model.state.leases.map(l => l.request)).toEqual(['auto', '1']);
+    await model.assign('k1', 'none');
+    expect(model.state.leases).toEqual([]);
   });
 
   it('resizes what the kernel holds, not what it waits for', async () => {

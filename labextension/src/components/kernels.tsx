@@ -12,7 +12,7 @@ import {
   where
 } from '../format';
 import type { IKernelRow } from '../rows';
-import { kernelRows } from '../rows';
+import { isAuto, kernelRows } from '../rows';
 import type { IGpuModel } from '../tokens';
 import type { IDevice, ILease } from '../types';
 import type { IViewActions } from './actions';
@@ -68,10 +68,9 @@ function KernelItem(props: {
   const [lease] = row.leases;
   const [asking, setAsking] = useState(false);
   const action = useAction();
-  const queued = lease?.state === 'queued';
   const path = kernel.path;
 
-  const release = async () => {
+  const release = async (lease: ILease) => {
     const sure =
       lease.state !== 'active' ||
       (await actions.confirm({
@@ -150,7 +149,7 @@ function KernelItem(props: {
       {asking ? (
         <AskForm
           kernelId={kernel.id}
-          lease={lease ?? null}
+          lease={row.leases.find(one => !isAuto(one)) ?? lease ?? null}
           model={model}
           trans={trans}
           onDone={() => setAsking(false)}
@@ -165,19 +164,31 @@ function KernelItem(props: {
                 disabled={action.busy}
                 onClick={() => setAsking(true)}
               >
-                {queued ? trans.__('Change') : trans.__('Resize')}
+                {lease.state === 'queued'
+                  ? trans.__('Change')
+                  : trans.__('Resize')}
               </ActionButton>
-              <ActionButton
-                label={
-                  queued
-                    ? trans.__('Leave the queue with %1', kernel.name)
-                    : trans.__('Release the slice of %1', kernel.name)
-                }
-                disabled={action.busy}
-                onClick={() => void release()}
-              >
-                {queued ? trans.__('Leave the queue') : trans.__('Release')}
-              </ActionButton>
+              {row.leases.map(one =>
+                one.state === 'queued' ? (
+                  <ActionButton
+                    key={one.id}
+                    label={trans.__('Leave the queue with %1', kernel.name)}
+                    disabled={action.busy}
+                    onClick={() => void release(one)}
+                  >
+                    {trans.__('Leave the queue')}
+                  </ActionButton>
+                ) : (
+                  <ActionButton
+                    key={one.id}
+                    label={trans.__('Release the slice of %1', kernel.name)}
+                    disabled={action.busy}
+                    onClick={() => void release(one)}
+                  >
+                    {trans.__('Release')}
+                  </ActionButton>
+                )
+              )}
             </>
           ) : devices.length ? (
             <ActionButton
