@@ -118,7 +118,7 @@ def show_status(args: argparse.Namespace) -> int:
         return _status_of_machine(args)
     found = []
     for server, pool in _ask_all(servers, "pool"):
-        found.append({"server": server.api, "pool": pool, "leases": server.get("leases")})
+        found.append({"server": server.api, "pool": pool, "leases": server.get("leases")["leases"]})
     if args.json:
         print(json.dumps(found, indent=2))
         return 0
@@ -174,7 +174,7 @@ def show_usage(args: argparse.Namespace) -> int:
     servers = find_servers()
     if not servers:
         raise CliError("No Jupyter server of yours is running: usage is a server's to tell.")
-    answers = _ask_all(servers, "usage", by=args.by)
+    answers = [(server, found["usage"]) for server, found in _ask_all(servers, "usage", by=args.by)]
     if args.json:
         print(json.dumps([{"server": s.api, "usage": u} for s, u in answers], indent=2))
         return 0

@@ -143,7 +143,7 @@ def test_status_of_a_running_server(
     announce(no_servers, web.url, token="s3cret")
     web.answers = {
         "/user/ana/gpuslice/api/v1/pool": (200, POOL),
-        "/user/ana/gpuslice/api/v1/leases": (200, LEASES),
+        "/user/ana/gpuslice/api/v1/leases": (200, {"leases": LEASES}),
     }
     assert cli.main(["status"]) == 0
     out = capsys.readouterr().out
@@ -170,7 +170,7 @@ def test_status_in_a_session_asks_the_session(
     monkeypatch.setenv("JUPYTER_GPUSLICE_TOKEN", "capability")
     web.answers = {
         "/user/ana/gpuslice/api/v1/pool": (200, POOL),
-        "/user/ana/gpuslice/api/v1/leases": (200, LEASES),
+        "/user/ana/gpuslice/api/v1/leases": (200, {"leases": LEASES}),
     }
     assert cli.main(["status", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["pool"] == POOL
@@ -220,7 +220,7 @@ def test_one_dead_server_does_not_hide_the_others(
         announce(no_servers, web.url, name="2")
         web.answers = {
             "/user/ana/gpuslice/api/v1/pool": (200, POOL),
-            "/user/ana/gpuslice/api/v1/leases": (200, []),
+            "/user/ana/gpuslice/api/v1/leases": (200, {"leases": []}),
         }
         assert cli.main(["status"]) == 0
     printed = capsys.readouterr()

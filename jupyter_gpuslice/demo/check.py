@@ -75,6 +75,8 @@ class Walk:
 
     def _log_in(self) -> None:
         self._visitor.log_in(self._user.password)
+        # the service has a login of its own, through the hub's, which its page goes through
+        self._visitor.get("services/gpuslice/")
         self._done(f"logged in as {self._user.name} at {self._hub.url}")
 
     def _start_server(self) -> None:
@@ -105,13 +107,14 @@ class Walk:
         self._done(f"release: all devices free again, {time.monotonic() - began:.1f} s after")
 
     def _all_free(self) -> bool:
-        devices = self._hub_pool()["devices"]
+        devices = self._service("pool")["devices"]
         if not devices:
             raise DemoError("The hub's pool has no devices.")
         return all(device["free_percent"] == 100 and not device["leases"] for device in devices)
 
-    def _hub_pool(self) -> Any:
-        return self._visitor.json("services/gpuslice/api/v1/pool")
+    def _service(self, call: str) -> Any:
+        """A call to the hub's GPU service, as its own page in the browser makes it."""
+        return self._visitor.json(f"services/gpuslice/api/v1/{call}")
 
     # ---- the session -------------------------------------------------------------------------
 
@@ -145,7 +148,7 @@ class Walk:
 
     def _read_allocation(self) -> None:
         api = f"user/{self._user.name}/gpuslice/api/v1"
-        leases = self._visitor.json(f"{api}/leases")
+        leases = self._visitor.json(f"{api}/leases")["leases"]
         groups = [lease for lease in leases if lease["holder"]["kind"] == "group"]
         if len(groups) != 1 or len(groups[0]["slices"]) != WORKERS:
             raise DemoError(f"The group's lease is not one of {WORKERS} slices: {groups}")
@@ -161,7 +164,7 @@ class Walk:
     def _session_lease(self) -> Any:
         mine = [
             lease
-            for lease in self._visitor.json("services/gpuslice/api/v1/leases")
+            for lease in listed(self._service("leases"), "leases")
             if lease["holder"]["user"] == self._user.name and lease["slices"]
         ]
         if len(mine) != 1:
@@ -197,3 +200,8 @@ def choose(form: Form, request: str) -> None:
             form.values["choice"] = value
             return
     raise DemoError(f"The spawn page offers no {request} now, only {form.choices}.")
+
+
+def listed(answer: Any, key: str) -> list[Any]:
+    """A list that may stand alone or under a name."""
+    return list(answer[key] if isinstance(answer, dict) else answer)
