@@ -77,6 +77,13 @@ async def run(team: Team, cell: Cell, outbox: Outbox) -> None:
     ok = False
     try:
         await _revive(team, outbox)
+    except (StartFailedError, RankDiedError, Refused) as error:
+        text = f"{error.message} {error.hint}".strip() if isinstance(error, Refused) else str(error)
+        team.group.broke(text)
+        _fail(outbox, "StartFailed", text)
+        _done(cell, outbox, began, statuses)
+        return
+    try:
         if team.stop.is_set():
             _interrupted(cell, outbox)
         else:
@@ -86,12 +93,20 @@ async def run(team: Team, cell: Cell, outbox: Outbox) -> None:
         statuses.update({r: o.status for r, o in error.outcomes.by_rank.items()})
     except StartFailedError as error:
         _fail(outbox, "StartFailed", str(error))
-        team.group.broke(str(error))
     except RankDiedError as error:
         _fail(outbox, "RankDied", str(error), error.rank)
     except Refused as error:
         _fail(outbox, error.reason, f"{error.message} {error.hint}".strip())
-    await _mend(team, outbox)
+    if team.closing:
+        _notice(outbox, f"The group was stopped. {team.group.detail}".strip())
+    else:
+        await _mend(team, outbox)
+    _done(cell, outbox, began, statuses, ok)
+
+
+def _done(
+    cell: Cell, outbox: Outbox, began: float, statuses: Mapping[int, str], ok: bool = False
+) -> None:
     outbox.put(
         {
             "type": "done",
@@ -145,8 +160,6 @@ async def _revive(team: Team, outbox: Outbox) -> None:
 async def _mend(team: Team, outbox: Outbox) -> None:
     """After the cell: start dead ranks anew, and say so."""
     group = team.group
-    if team.closing:
-        return
     dead = group.dead
     try:
         if dead:
@@ -173,7 +186,16 @@ def _tell(outcomes: Outcomes, outbox: Outbox) -> None:
     """The one failure that matters, with that rank's own traceback."""
     cause = outcomes.cause
     if cause is not None and cause.status == "died":
-        _fail(outbox, "RankDied", f"{describe(cause)}.", cause.rank)
+        text = f"{describe(cause)}."
+        outbox.put(
+            {
+                "type": "error",
+                "rank": cause.rank,
+                "ename": "RankDied",
+                "evalue": text,
+                "traceback": [f"{text}{cause.tail}"],
+            }
+        )
     elif cause is not None:
         outbox.put(_error(cause.rank, cause.reply))
     elif outcomes.interrupted:

@@ -52,12 +52,13 @@ importlib.import_module(name + ".peer").install()
 
 
 class RankDiedError(Exception):
-    """The process of a rank is gone; ``how`` says in what way."""
+    """The process of a rank is gone; ``how`` says in what way, ``tail`` is what it wrote last."""
 
-    def __init__(self, rank: int, how: str) -> None:
+    def __init__(self, rank: int, how: str, tail: str = "") -> None:
         super().__init__(f"Rank {rank} {how}.")
         self.rank = rank
         self.how = how
+        self.tail = tail
 
 
 class StartFailedError(Exception):
@@ -146,7 +147,7 @@ class Member:
                 # What the process had sent before its end may be on the way still.
                 await asyncio.wait({reply}, timeout=0.1)
             if not reply.done():
-                raise RankDiedError(self.rank, await self.how_it_ended())
+                raise RankDiedError(self.rank, await self.how_it_ended(), self.tail())
             if output is not None:
                 await asyncio.wait(
                     {idle, self.gone}, timeout=IDLE_SECONDS, return_when=asyncio.FIRST_COMPLETED
@@ -165,11 +166,11 @@ class Member:
 
     def kill(self) -> None:
         """SIGKILL to the rank and the processes it started (its process group)."""
-        for end in (os.killpg, os.kill):
-            try:
-                end(self.process.pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                pass
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            if self.process.alive():
+                os.kill(self.process.pid, signal.SIGKILL)
 
     async def how_it_ended(self) -> str:
         """In words, to follow "rank 2"."""
@@ -212,6 +213,9 @@ class Member:
 
     def _died(self) -> None:
         if not self.gone.done():
+            # Children that it forked hold its connections open, and other ranks wait at their
+            # other ends.
+            self.kill()
             self.gone.set_result(None)
             self.on_death(self)
 

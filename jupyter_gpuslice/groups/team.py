@@ -119,7 +119,8 @@ class Team:
             _raise_first(results)
             if self.closing:
                 raise StartFailedError("The group was stopped.")
-            self._activate(list(self.members.values()))
+            # In the order of the ranks: what each uses is told by it.
+            self._activate([self.members[rank] for rank in sorted(self.members)])
             _raise_first(
                 await asyncio.gather(*(m.ready() for m in spawned), return_exceptions=True)
             )

@@ -4,7 +4,7 @@ What keeps a rank busy is ended by steps, each harder than the one before:
 
 1. SIGINT to all at once, which Python code sees at its next instruction;
 2. the connections between ranks are shut down, which ends a collective that waits in C++;
-3. its connection to the rendezvous store too, and SIGINT once more;
+3. SIGINT once more, and its connection to the rendezvous store is shut down too;
 4. a rank that is busy still is killed: its variables are lost, those of the others stay.
 """
 
@@ -44,6 +44,7 @@ class Outcome:
     status: Status
     reply: dict[str, Any] = field(default_factory=dict)
     how: str = ""
+    tail: str = ""
 
     @property
     def consequence(self) -> bool:
@@ -136,8 +137,8 @@ async def together(
             await _each(pending, tasks, lambda member: _free(member, everybody(), False))
             await wait(FREE_SECONDS)
         if pending:
-            await _each(pending, tasks, lambda member: _free(member, everybody(), True))
             await _each(pending, tasks, lambda member: member.interrupt())
+            await _each(pending, tasks, lambda member: _free(member, everybody(), True))
             await wait(LAST_SECONDS)
         killed = {tasks[task].rank for task in pending}
         for task in pending:
@@ -155,14 +156,20 @@ async def together(
         elif rank in told_ranks and outcome.status == "error":
             outcome.status = "interrupted"
     alone = [outcome for outcome in failed if outcome.rank not in told_ranks]
-    return Outcomes(by_rank, alone, interrupted)
+    outcomes = Outcomes(by_rank, alone, interrupted)
+    cause = outcomes.cause
+    if cause is not None and not cause.consequence:
+        for outcome in by_rank.values():
+            if outcome.status == "error" and outcome.consequence:
+                outcome.status = "interrupted"
+    return outcomes
 
 
 async def _run(member: Member, act: Callable[[Member], Awaitable[Mapping[str, Any]]]) -> Outcome:
     try:
         reply = dict(await act(member))
     except RankDiedError as error:
-        return Outcome(member.rank, "died", how=error.how)
+        return Outcome(member.rank, "died", how=error.how, tail=error.tail)
     if reply.get("status") == "ok" or _ended_well(reply):
         return Outcome(member.rank, "ok", reply)
     return Outcome(member.rank, "error", reply)

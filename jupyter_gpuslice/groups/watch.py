@@ -42,7 +42,7 @@ def watch(process: Process, ended: Callable[[], None]) -> Callable[[], None]:
 
 def _poll(process: Process, ended: Callable[[], None]) -> Callable[[], None]:
     async def look() -> None:
-        while process.alive():
+        while process.alive():  # noqa: ASYNC110 - nothing tells of it here
             await asyncio.sleep(POLL_SECONDS)
         ended()
 

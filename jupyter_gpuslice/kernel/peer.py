@@ -13,6 +13,7 @@ import warnings
 from typing import Any
 
 from . import peer_sockets, peer_values
+from .frameworks import watch_torch
 from .peer_process_group import ProcessGroups, watch_import
 
 REQUEST = "gpuslice_peer_request"
@@ -99,5 +100,6 @@ def install() -> None:
     )
     kernel.control_handlers[REQUEST] = peer.handler(("state", "free"))
     watch_import(groups)
+    watch_torch()
     # A script's sys.exit() is its end, not a way to close a shell.
     warnings.filterwarnings("ignore", message="To exit: use")

@@ -280,6 +280,32 @@ time.sleep(600) if dist.get_rank() == {victim} else dist.barrier()
     play(scenario)
 
 
+def test_children_that_hold_a_dead_ranks_connections_hang_nobody() -> None:
+    """As data loaders do: forked from a rank, they keep its sockets open."""
+
+    async def scenario(server: Server) -> None:
+        group = await server.group(2)
+        code = """
+import os, time, torch.distributed as dist
+if dist.get_rank() == 1:
+    if os.fork() == 0:
+        time.sleep(600)
+    print("in")
+    time.sleep(600)
+print("in")
+dist.barrier()
+"""
+        cell = server.start(group, code, train=True)
+        await cell.printed("in", 2)
+        await asyncio.sleep(0.3)
+        os.kill(server.pids(group)[1], signal.SIGKILL)
+        assert await cell.end() < 15
+        assert cell.error["rank"] == 1
+        assert cell.done["ranks"] == {"0": "interrupted", "1": "died"}
+
+    play(scenario)
+
+
 def test_a_rank_that_dies_between_cells_and_the_only_rank_too() -> None:
     async def scenario(server: Server) -> None:
         group = await server.group(1, "1")
@@ -479,7 +505,7 @@ def test_a_queued_group_starts_by_itself_and_its_cell_tells_of_the_wait() -> Non
         first = await server.group(2, "1", name="first")
         with pytest.raises(Refused) as refused:
             await server.group(2, "1", name="second")
-        assert refused.value.reason == "insufficient_devices"
+        assert refused.value.reason == "insufficient_memory"
         second = await server.group(2, "1", name="second", wait=True)
         assert server.manager.get(second)["state"] == "starting"
         cell = server.start(second, "print('at last')")
