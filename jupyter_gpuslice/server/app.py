@@ -92,12 +92,9 @@ class GpuSliceApp(ExtensionApp):
     _opening: asyncio.Task[None] | None = None
     _metrics: PoolMetrics | None = None
 
-    def _link_jupyter_server_extension(self, serverapp: Any) -> None:
-        super()._link_jupyter_server_extension(serverapp)
-        make_prompt(serverapp)
-
     def initialize_settings(self) -> None:
         serverapp: Any = self.serverapp
+        make_prompt(serverapp)
         self.gpuslice = GpuSlice(parent=self)
         self.user = os.environ.get("JUPYTERHUB_USER") or getpass.getuser()
         self._folder = make_folder()
@@ -224,6 +221,7 @@ class GpuSliceApp(ExtensionApp):
         self.kernels.close()
         if self._metrics is not None:
             self._metrics.close()
+            self._metrics = None
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

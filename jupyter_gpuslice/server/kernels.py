@@ -259,8 +259,11 @@ class Kernels:
     async def _bury(self, process: Process) -> None:
         found = [kernel for kernel in self._kernels.values() if kernel.process == process]
         for kernel in found:
-            while kernel.process == process and (wait := self._patience(kernel)) > 0:
+            wait = self._patience(kernel)
+            while kernel.process == process and wait > 0:
+                # Shortly: what is waited for may change at any moment, and nobody tells.
                 await asyncio.sleep(min(wait, 0.1))
+                wait = self._patience(kernel)
             if kernel.process == process and self._kernels.get(kernel.id) is kernel:
                 await self.ended(kernel.id)
 

@@ -20,6 +20,11 @@ class PromptKernelConnection(ZMQChannelsWebsocketConnection):
 
 
 def make_prompt(serverapp: Any) -> None:
-    """Use it unless somebody chose another class; before the web application is made."""
+    """Use it unless somebody chose another class; once the web application is made.
+
+    Earlier the server cannot tell its own choice yet (a gateway has a class of its own). Its
+    handlers look the class up in the settings for each connection.
+    """
     if serverapp.kernel_websocket_connection_class is ZMQChannelsWebsocketConnection:
         serverapp.kernel_websocket_connection_class = PromptKernelConnection
+        serverapp.web_app.settings["kernel_websocket_connection_class"] = PromptKernelConnection

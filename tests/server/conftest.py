@@ -100,6 +100,8 @@ class Server:
                 content = message["content"]
                 if message["msg_type"] == "stream":
                     text.append(content["text"])
+                elif message["msg_type"] in ("display_data", "execute_result"):
+                    text.append(content["data"]["text/plain"])
                 elif message["msg_type"] == "error":
                     text.append(f"{content['ename']}: {content['evalue']}")
 
