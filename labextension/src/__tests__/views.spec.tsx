@@ -190,7 +190,7 @@ describe('kernels', () => {
     const field = screen.getByLabelText<HTMLInputElement>('Request');
     fireEvent.change(field, { target: { value: '1' } });
     await screen.findByText('1 device is wanted, none is free.');
-    screen.getByText(/It would wait at position 1, about 10 min/);
+    screen.getByText('Wait, or take less.');
     expect(api.calls).toContainEqual([
       'explain',
       '1',
@@ -198,6 +198,26 @@ describe('kernels', () => {
     ]);
     fireEvent.click(button('Ask for 0.5 instead'));
     expect(field.value).toBe('0.5');
+  });
+
+  it('says how long the wait would be where the server has no hint', async () => {
+    api.explanation = {
+      fits: false,
+      message: 'None is free.',
+      position: 1,
+      estimate_s: 600
+    };
+    await show();
+    fireEvent.click(button('Ask for a slice for train.ipynb'));
+    await screen.findByText('It would wait at position 1, about 10 min.');
+  });
+
+  it('changes what was asked for by name, not what bridges the wait', async () => {
+    api.theLeases = [lease({ request: 'auto' }), queued({ request: '1' })];
+    await show();
+    expect(screen.queryByRole('button', { name: /^Release/ })).toBeNull();
+    fireEvent.click(button('Leave the queue with train.ipynb'));
+    await waitFor(() => expect(api.calls).toContainEqual(['release', 'q1']));
   });
 
   it('closes the form on Escape', async () => {

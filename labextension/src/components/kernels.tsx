@@ -69,6 +69,9 @@ function KernelItem(props: {
   const [asking, setAsking] = useState(false);
   const action = useAction();
   const path = kernel.path;
+  // Beside what was asked for by name, an automatic slice minds itself.
+  const named = row.leases.filter(one => !isAuto(one));
+  const changeable = named.length ? named : row.leases;
 
   const release = async (lease: ILease) => {
     const sure =
@@ -149,7 +152,7 @@ function KernelItem(props: {
       {asking ? (
         <AskForm
           kernelId={kernel.id}
-          lease={row.leases.find(one => !isAuto(one)) ?? lease ?? null}
+          lease={changeable[0] ?? null}
           model={model}
           trans={trans}
           onDone={() => setAsking(false)}
@@ -164,11 +167,11 @@ function KernelItem(props: {
                 disabled={action.busy}
                 onClick={() => setAsking(true)}
               >
-                {lease.state === 'queued'
+                {changeable[0].state === 'queued'
                   ? trans.__('Change')
                   : trans.__('Resize')}
               </ActionButton>
-              {row.leases.map(one =>
+              {changeable.map(one =>
                 one.state === 'queued' ? (
                   <ActionButton
                     key={one.id}

@@ -154,20 +154,18 @@ export function QueueSection(props: {
                 className="jp-gpuslice-place"
                 aria-label={place(row.position, trans)}
               >
-                {row.position ?? '?'}
+                {row.position ?? '?'}.
               </span>
-              <span className="jp-gpuslice-queued-what">
-                <strong>{row.request}</strong>
-                <span>
-                  {row.mine
-                    ? row.name
-                      ? trans.__('yours: %1', row.name)
-                      : trans.__('yours')
-                    : row.name || trans.__('somebody else')}
-                </span>
-              </span>
+              <strong>{row.request}</strong>
               <span className="jp-gpuslice-queued-wait">
                 {wait(row.estimate_s, trans)}
+              </span>
+              <span className="jp-gpuslice-queued-name">
+                {row.mine
+                  ? row.name
+                    ? trans.__('yours: %1', row.name)
+                    : trans.__('yours')
+                  : row.name || trans.__('somebody else')}
               </span>
             </li>
           ))}

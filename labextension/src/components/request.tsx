@@ -37,17 +37,12 @@ function Verdict(props: {
     hint = explained.hint ?? '';
     if (!explained.fits) {
       others = explained.would_fit ?? [];
-      if (typeof explained.position === 'number') {
-        hint = [
-          hint,
-          trans.__(
-            'It would wait at %1, %2.',
-            place(explained.position, trans),
-            wait(explained.estimate_s, trans)
-          )
-        ]
-          .filter(Boolean)
-          .join(' ');
+      if (!hint && typeof explained.position === 'number') {
+        hint = trans.__(
+          'It would wait at %1, %2.',
+          place(explained.position, trans),
+          wait(explained.estimate_s, trans)
+        );
       }
     }
   }
@@ -57,7 +52,7 @@ function Verdict(props: {
       {hint ? <div className="jp-gpuslice-verdict-hint">{hint}</div> : null}
       {others.length ? (
         <div className="jp-gpuslice-would-fit">
-          <span>{trans.__('Would fit now:')}</span>
+          <span>{trans.__('Ask for')}</span>
           {others.map(other => (
             <button
               key={other}
