@@ -29,8 +29,8 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     from .slicefile import SliceHook
 
     path = os.environ.get("JUPYTER_GPUSLICE_SLICE")
-    hook = SliceHook(path) if path else None
-    magics = GpuMagics(shell, hook)
+    magics = GpuMagics(shell)
+    hook = magics.hook = SliceHook(path, names=magics.device_names) if path else None
     shell.register_magics(magics)
     completer = Completer(shell, magics.groups)
     completer.install()

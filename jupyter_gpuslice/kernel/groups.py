@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from .client import Client, Stream
@@ -17,6 +18,7 @@ DEFAULT = "train"
 CELL = "cell"
 """The name of the worker that runs ``%%gpu 0.5`` cells."""
 IDLE_S = 0.1
+END_S = 0.5
 INTERRUPT_S = 30.0
 """How long an interrupted cell may take to end on all ranks: stuck ones are restarted meanwhile."""
 
@@ -130,11 +132,12 @@ class Groups:
         if backend != "auto" and group.get("backend") not in (backend, "auto", None):
             differs.append(f"the backend {group.get('backend')}, not {backend}")
         if differs:
+            beside = "" if name == CELL else ", or --name for another group beside it"
             raise GpuSliceError(
                 f"The group {name!r} has {' and '.join(differs)}.",
                 "other_shape",
-                f"Add --fresh to make it anew (the variables of its ranks are lost), or --name "
-                f"for another group beside it; `%gpu stop --name {name}` ends it.",
+                f"Add --fresh to make it anew (its variables are lost){beside}; "
+                f"`%gpu stop --name {name}` ends it.",
             )
 
     def _same(self, group: dict[str, Any], request: str) -> bool:
@@ -159,13 +162,25 @@ class Groups:
 
     def push(self, group: dict[str, Any], pickled: str) -> None:
         """Put the variables of a base64 pickle of a dict on every rank."""
-        self._follow(group, {"push": pickled})
+        self._move(group, {"push": pickled})
 
     def pull(
         self, group: dict[str, Any], names: list[str], ranks: list[int] | None
     ) -> dict[str, dict[int, str]]:
         """Variables by name and rank, as base64 pickles."""
-        return self._follow(group, {"pull": names}, ranks).values
+        return self._move(group, {"pull": names}, ranks).values
+
+    def _move(
+        self, group: dict[str, Any], body: dict[str, Any], ranks: list[int] | None = None
+    ) -> Renderer:
+        try:
+            return self._follow(group, body, ranks)
+        except PeerError as error:
+            # No code of the user's ran: the words say it all.
+            first = error.errors[0]
+            raise GpuSliceError(
+                f"Rank {first['rank']}: {first.get('evalue')}", "not_moved"
+            ) from None
 
     def _follow(
         self,
@@ -243,7 +258,13 @@ class Groups:
             return False
         if isinstance(message, dict):
             renderer.message(message)
-        return renderer.done is None
+        if renderer.done is None:
+            return True
+        with suppress(TimeoutError):
+            # Read to the very end, which is there at once: the connection serves the next cell.
+            while stream.next(END_S) is not None:
+                pass
+        return False
 
     def _interrupt(self, group: dict[str, Any], renderer: Renderer) -> None:
         try:

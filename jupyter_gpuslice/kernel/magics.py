@@ -64,6 +64,9 @@ _RELEASED_BUT = (
     "holds, and what your variables still hold, stays on the device until the kernel restarts."
 )
 
+_GAVE_WAY = (
+    "This kernel's own slice (auto) gave way to the group; it comes back when there is room again."
+)
 _WORKER = (
     "This cell runs in a worker of its own, which holds {request} until `%gpu stop --name cell` "
     "and keeps the cell's names for the next such cell; `%gpu pull x --name cell` brings one here."
@@ -74,11 +77,12 @@ _WORKER = (
 class GpuMagics(Magics):
     """``%gpu`` and ``%%gpu``. ``hook``: the slice hook of this kernel, if it has one."""
 
-    def __init__(self, shell: Any, hook: SliceHook | None = None) -> None:
+    hook: SliceHook | None = None
+
+    def __init__(self, shell: Any) -> None:
         super().__init__(shell)
         self._shell: Any = shell
-        self.hook = hook
-        self._made: tuple[tuple[str, str, str], Client] | None = None
+        self._connected: tuple[tuple[str, str, str], Client] | None = None
         self.groups = Groups(shell, self.client, kernel_id())
 
     def client(self) -> Client:
@@ -86,9 +90,16 @@ class GpuMagics(Magics):
         names = ("JUPYTER_GPUSLICE_URL", "JUPYTER_GPUSLICE_TOKEN", "JUPYTER_GPUSLICE_CERT")
         url, token, cert = (os.environ.get(name, "") for name in names)
         key = (url, token, cert)
-        if self._made is None or self._made[0] != key:
-            self._made = key, Client.from_environment()
-        return self._made[1]
+        if self._connected is None or self._connected[0] != key:
+            self._connected = key, Client.from_environment()
+        return self._connected[1]
+
+    def device_names(self) -> dict[str, str]:
+        """Names of the pool's devices, where the server tells them soon: they only sound nicer."""
+        try:
+            return device_names(self.client().call("GET", "pool", timeout=2))
+        except GpuSliceError:
+            return {}
 
     @no_var_expand
     @line_cell_magic
@@ -167,7 +178,7 @@ class GpuMagics(Magics):
         if lease.get("state") == "queued":
             lease = self._wait(client, lease)
         if lease.get("slices"):
-            self._granted(client, lease)
+            self._granted(lease)
         else:
             raise GpuSliceError(f"The request is {lease.get('state')}.", str(lease.get("state")))
 
@@ -197,7 +208,7 @@ class GpuMagics(Magics):
         user = frameworks.cuda_user()
         if user:
             print(_BEFOREHAND.format(user=user), flush=True)
-        self._granted(client, client.patch(f"leases/{lease['id']}", {"request": args.request}))
+        self._granted(client.patch(f"leases/{lease['id']}", {"request": args.request}))
 
     def _do_release(self, args: Any) -> None:
         client = self.client()
@@ -241,13 +252,12 @@ class GpuMagics(Magics):
             )
         return dict(mine[0])
 
-    def _granted(self, client: Client, lease: dict[str, Any]) -> None:
+    def _granted(self, lease: dict[str, Any]) -> None:
         warning = self._settle(lease)
         if lease.get("state") == "queued":
             print(f"{lease.get('request')} waits: {queued_words(lease)}")
             return
-        names = device_names(client.get("pool"))
-        print(warning or f"This kernel holds {lease_words(lease, names)}.")
+        print(warning or f"This kernel holds {lease_words(lease, self.device_names())}.")
 
     def _settle(self, lease: dict[str, Any] | None = None) -> str:
         """Put what the server has just decided in place; a sentence if that needs a restart.
@@ -280,7 +290,7 @@ class GpuMagics(Magics):
         if not groups:
             print("No groups. `%%gpu train -n 2` over a cell makes one and runs the cell on it.")
             return
-        names = device_names(self.client().get("pool"))
+        names = self.device_names()
         for group in groups:
             print(status.group_words(group))
             print(table(status.rank_rows(group, names)))
@@ -350,13 +360,12 @@ class GpuMagics(Magics):
         if args.show is not None:
             _check_ranks(args.show, args.workers)
         self._remade(
-            lambda: self.groups.ensure(
-                args.name or DEFAULT,
-                args.workers,
-                args.request or "auto",
+            lambda: self._made(
+                name=args.name or DEFAULT,
+                workers=args.workers,
+                request=args.request or "auto",
                 named=args.request is not None,
                 backend=args.backend,
-                lend=self._lends,
                 wait=args.wait,
                 fresh=args.fresh,
             ),
@@ -373,8 +382,8 @@ class GpuMagics(Magics):
 
     def _worker(self, args: Any, code: str) -> None:
         def ensure() -> tuple[dict[str, Any], bool]:
-            group, made = self.groups.ensure(
-                CELL, 1, args.request, named=True, lend=self._lends, fresh=args.fresh
+            group, made = self._made(
+                name=CELL, workers=1, request=args.request, named=True, fresh=args.fresh
             )
             if made:
                 print(_WORKER.format(request=group.get("request")), flush=True)
@@ -410,6 +419,21 @@ class GpuMagics(Magics):
                 # What the group took of this kernel's own slice was said when it was lent.
                 self.hook.refresh(quiet=True)
 
+    def _made(self, **shape: Any) -> tuple[dict[str, Any], bool]:
+        """A group of that shape; says what became of this kernel's own slice if that was lent."""
+        own = self.hook.file if self.hook is not None else None
+        before = (own.lease or {}).get("slices") if own is not None else None
+        group, made = self.groups.ensure(lend=self._lends, **shape)
+        if made and own is not None and self.hook is not None:
+            self.hook.refresh(quiet=True)
+            after = (own.lease or {}).get("slices")
+            if before and not own.holding:
+                print(_GAVE_WAY, flush=True)
+            elif before and after != before:
+                held = lease_words(own.lease, self.device_names())
+                print(f"This kernel's own slice is now {held}.")
+        return group, made
+
     def _lends(self) -> bool:
         """Whether this kernel's own slice may serve its group: an ``auto`` one, CUDA untouched."""
         lease = self.hook.file.lease if self.hook is not None else None
@@ -422,13 +446,7 @@ class GpuMagics(Magics):
                 "kernel to free it for the group.",
                 flush=True,
             )
-            return False
-        print(
-            "This kernel's own slice (auto) may serve the group; it comes back when there is room "
-            "again.",
-            flush=True,
-        )
-        return True
+        return not user
 
     def _checked(self, line: str, cell: str) -> str:
         """The cell as it is sent, its syntax checked as IPython will read it."""

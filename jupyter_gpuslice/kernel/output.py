@@ -134,6 +134,7 @@ class Renderer:
         self._told = 0
         self._failed_at = 0.0
         self._last_stream = "stdout"
+        self._results: list[dict[str, Any]] = []
         self.errors: list[dict[str, Any]] = []
         self.values: dict[str, dict[int, str]] = {}
         self.done: dict[str, Any] | None = None
@@ -150,6 +151,7 @@ class Renderer:
             if rest and key not in self._rows:
                 self._open_row(key, rest)
         self._draw(force=True)
+        self._show_results()
         if len(self.errors) > self._told and time.monotonic() - self._failed_at > TELL_S:
             for error in self.errors[self._told :]:
                 what = f"{error.get('ename')}: {error.get('evalue')}"
@@ -165,6 +167,7 @@ class Renderer:
                 self._line(key, rest)
         self._rest.clear()
         self._draw(force=True)
+        self._show_results()
         if self._block is not None:
             self._block.lift()
 
@@ -216,13 +219,8 @@ class Renderer:
         self._publish(rank, data, message.get("metadata") or {}, own, update)
 
     def _on_result(self, message: dict[str, Any]) -> None:
-        rank, data = _rank(message), message.get("data") or {}
-        if not self._shows(rank):
-            return
-        if self._plain(data):
-            self._text(rank, str(data.get("text/plain") or ""))
-        else:
-            self._publish(rank, data, message.get("metadata") or {}, None, False)
+        if self._shows(_rank(message)):
+            self._results.append(message)
 
     def _on_clear(self, message: dict[str, Any]) -> None:
         rank = _rank(message)
@@ -248,6 +246,16 @@ class Renderer:
         self.done = message
 
     # Rendering.
+
+    def _show_results(self) -> None:
+        """Values of last expressions that came close together: in the order of ranks."""
+        results, self._results = self._results, []
+        for message in sorted(results, key=_rank):
+            rank, data = _rank(message), message.get("data") or {}
+            if self._plain(data):
+                self._text(rank, str(data.get("text/plain") or ""))
+            else:
+                self._publish(rank, data, message.get("metadata") or {}, None, False)
 
     def _shows(self, rank: int) -> bool:
         return self._show is None or rank in self._show

@@ -64,13 +64,20 @@ class SliceFile:
 class SliceHook:
     """Puts a changed slice in place in this process and says so in one line.
 
-    ``say`` takes that line. A process that has initialised CUDA keeps its devices: for those it
-    is told, once for each change, that a restart is needed.
+    ``say`` takes that line, ``names`` gives devices' names by their UUIDs for it. A process that
+    has initialised CUDA keeps its devices: for those it is told, once for each change, that a
+    restart is needed.
     """
 
-    def __init__(self, path: str, say: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        say: Callable[[str], None] | None = None,
+        names: Callable[[], dict[str, str]] = dict,
+    ) -> None:
         self.file = SliceFile(path)
         self._say = say if say is not None else _print
+        self._names = names
         self.restart_needed = False
         self._told = ""
         self._first = ""
@@ -120,11 +127,10 @@ class SliceHook:
         lease = self.file.lease
         message = str(self.file.content.get("message") or "")
         if self.file.holding:
-            if not held:
-                return f"GPU slice granted: {lease_words(lease)}."
-            if (before or {}).get("slices") != (lease or {}).get("slices"):
-                return f"GPU slice changed: {lease_words(lease)}."
-            return ""
+            if held and (before or {}).get("slices") == (lease or {}).get("slices"):
+                return ""
+            what = "changed" if held else "granted"
+            return f"GPU slice {what}: {lease_words(lease, self._names())}."
         if message and message != self._told:
             self._told = message
             return message

@@ -150,7 +150,7 @@ def group_words(group: Mapping[str, Any]) -> str:
         f"of {group.get('request')}, {group.get('state')}"
     )
     backend = group.get("backend")
-    return f"{line} ({backend})" if backend and backend != "none" else line
+    return f"{line} ({backend})" if backend and backend not in ("none", "auto") else line
 
 
 def rank_rows(group: Mapping[str, Any], names: Mapping[str, str]) -> list[list[str]]:

@@ -73,7 +73,9 @@ def lease_words(lease: Mapping[str, Any] | None, names: Mapping[str, str] | None
     for slice_ in slices:
         device = str(slice_.get("device"))
         parts.append(f"{(names or {}).get(device, short(device))} ({slice_words(slice_)})")
-    return f"{lease.get('request')} of {' + '.join(parts)}"
+    held = " + ".join(parts)
+    # What "auto" came to is the slice itself.
+    return f"{held}, auto" if lease.get("request") == "auto" else f"{lease['request']} of {held}"
 
 
 def queued_words(lease: Mapping[str, Any]) -> str:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import subprocess
+import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
 DEADLINE = 60.0
@@ -126,6 +131,11 @@ class Kernel:
             said.messages.append(message)
             content = message["content"]
             if message["msg_type"] == "status" and content["execution_state"] == "idle":
+                break
+        while True:
+            reply = self.client.get_shell_msg(timeout=max(deadline - time.monotonic(), 0.01))
+            if reply["parent_header"].get("msg_id") == message_id:
+                said.status = reply["content"]["status"]
                 return said
 
     def interrupt(self) -> None:
@@ -140,6 +150,7 @@ class Said:
     """What a kernel said about one cell (``messages``), and on the way (``all``)."""
 
     def __init__(self) -> None:
+        self.status = ""
         self.messages: list[dict[str, Any]] = []
         self.all: list[dict[str, Any]] = []
 
@@ -171,3 +182,105 @@ def kernel() -> Iterator[Callable[..., Kernel]]:
     yield start
     for one in started:
         one.close()
+
+
+class JupyterServer:
+    """A real Jupyter Server with the extension and two simulated devices."""
+
+    def __init__(self, folder: Path, simulate: str = "a100-40gb:2") -> None:
+        self.folder = folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self.runtime = folder / "runtime"
+        work = folder / "work"
+        work.mkdir()
+        env = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTER")}
+        env |= {
+            "HOME": str(folder),
+            "IPYTHONDIR": str(folder / "ipython"),
+            "JUPYTER_RUNTIME_DIR": str(self.runtime),
+            "JUPYTER_DATA_DIR": str(folder / "data"),
+            "JUPYTER_CONFIG_DIR": str(folder / "config"),
+        }
+        command = [
+            *(sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root"),
+            *("--IdentityProvider.token=secret", f"--ServerApp.port={port}"),
+            *("--ServerApp.port_retries=0", f"--ServerApp.root_dir={work}"),
+            "--ServerApp.jpserver_extensions={'jupyter_gpuslice': True}",
+            f"--GpuSlice.simulate={simulate}",
+            f"--GpuSlice.ledger={folder / 'ledger.sqlite'}",
+        ]
+        self._log = open(folder / "log", "w+b")  # noqa: SIM115 (closed with the server)
+        self._process = subprocess.Popen(command, env=env, stdout=self._log, stderr=self._log)
+        deadline = time.monotonic() + DEADLINE
+        while not self._there():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(self.log)
+            time.sleep(0.1)
+
+    def _there(self) -> bool:
+        try:
+            return bool(self.api("GET", "gpuslice/api/v1/pool")["devices"])
+        except (OSError, ValueError):
+            return False
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
+
+    def api(self, method: str, path: str, body: Any = None) -> Any:
+        request = urllib.request.Request(
+            f"{self.url}/{path}",
+            method=method,
+            headers={"Authorization": "token secret"},
+            data=None if body is None else json.dumps(body).encode(),
+        )
+        with urllib.request.urlopen(request, timeout=DEADLINE) as answer:
+            return json.loads(answer.read() or b"null")
+
+    def kernel(self) -> ServerKernel:
+        return ServerKernel(self)
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait(30)
+        self._log.close()
+
+
+class ServerKernel(Kernel):
+    """A kernel that the server started, talked to over its own sockets."""
+
+    def __init__(self, server: JupyterServer) -> None:
+        self.server = server
+        self.id = server.api("POST", "api/kernels", {"name": "python3"})["id"]
+        self.client = BlockingKernelClient(
+            connection_file=str(server.runtime / f"kernel-{self.id}.json")
+        )
+        self.client.load_connection_file()
+        # No heartbeat: on a busy machine a slow one would read as death.
+        self.client.start_channels(hb=False)
+        self.client.wait_for_ready(timeout=DEADLINE)
+
+    def interrupt(self) -> None:
+        self.server.api("POST", f"api/kernels/{self.id}/interrupt")
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        self.server.api("DELETE", f"api/kernels/{self.id}")
+
+
+@pytest.fixture(scope="session")
+def jupyter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterServer]:
+    server = JupyterServer(tmp_path_factory.mktemp("server"))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def notebook(jupyter: JupyterServer) -> Iterator[ServerKernel]:
+    """A kernel of the real server; its groups and leases end with the test."""
+    one = jupyter.kernel()
+    yield one
+    one.close()
