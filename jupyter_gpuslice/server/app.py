@@ -94,7 +94,7 @@ class GpuSliceApp(ExtensionApp):
 
     def initialize_settings(self) -> None:
         serverapp: Any = self.serverapp
-        make_prompt(serverapp)
+        make_prompt(serverapp, self.settings)
         self.gpuslice = GpuSlice(parent=self)
         self.user = os.environ.get("JUPYTERHUB_USER") or getpass.getuser()
         self._folder = make_folder()

@@ -19,12 +19,13 @@ class PromptKernelConnection(ZMQChannelsWebsocketConnection):
         return super().connect()
 
 
-def make_prompt(serverapp: Any) -> None:
-    """Use it unless somebody chose another class; once the web application is made.
+def make_prompt(serverapp: Any, settings: dict[str, Any]) -> None:
+    """Use it unless somebody chose another class.
 
-    Earlier the server cannot tell its own choice yet (a gateway has a class of its own). Its
-    handlers look the class up in the settings for each connection.
+    ``settings`` are the extension's, which the web application takes over once the extension has
+    made them (what is written to the application's own before is overwritten then); its handlers
+    look the class up there for each connection.
     """
     if serverapp.kernel_websocket_connection_class is ZMQChannelsWebsocketConnection:
         serverapp.kernel_websocket_connection_class = PromptKernelConnection
-        serverapp.web_app.settings["kernel_websocket_connection_class"] = PromptKernelConnection
+        settings["kernel_websocket_connection_class"] = PromptKernelConnection
