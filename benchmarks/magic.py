@@ -38,7 +38,7 @@ async def measure(runs: int) -> dict[str, list[float]]:
             Server("--GpuSlice.simulate=a100-80gb:2") as ours,
         ):
             plain, notebook = await bare.kernel(), await ours.kernel()
-            await notebook.run("%%gpu run --name benchmark -n 2\npass")
+            await notebook.run("%%gpu train -n 2 --name benchmark\npass")
             rows: dict[str, list[float]] = {
                 "bare kernel, ZMQ": [],
                 "bare server, websocket": [],
