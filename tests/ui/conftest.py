@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -54,33 +54,55 @@ def hub() -> Iterator[DemoHub]:
         yield hub
 
 
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.when == "call":
+        item.stash[FAILED] = report.failed
+    return report
+
+
 @pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """A page of a fresh browser profile; an error of ours in its scripts fails the test."""
+def page(browser: Browser, hub: DemoHub, request: pytest.FixtureRequest) -> Iterator[Page]:
+    """A page of a fresh browser profile; an error of ours in its scripts fails the test.
+
+    Of a test that failed it leaves a picture, and prints what the hub had to say.
+    """
     context = browser.new_context(viewport={"width": 1280, "height": 800})
     page = context.new_page()
     page.set_default_timeout(WAIT_MS)
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(f"{error.message}\n{error.stack}"))
     yield page
+    if request.node.stash.get(FAILED, False):
+        page.screenshot(path=pictures() / f"failed-{request.node.name}.png")
+        print(f"The page stood at {page.url}. The end of the hub's log:\n{hub.log_tail(60)}")
     context.close()
     ours = [error for error in errors if "gpuslice" in error]
     assert not ours, "\n".join(ours)
 
 
+def pictures() -> Path:
+    """Where pictures go."""
+    asked = os.environ.get("GPUSLICE_SCREENSHOTS")
+    folder = Path(asked) if asked else Path(__file__).parents[2] / "build" / "screenshots"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 @pytest.fixture
 def shoot(page: Page) -> Callable[[str], None]:
     """Keep a picture of what the page shows, for people to look at and for the documentation."""
-    folder = Path(
-        os.environ.get("GPUSLICE_SCREENSHOTS")
-        or Path(__file__).parents[2] / "build" / "screenshots"
-    )
-    folder.mkdir(parents=True, exist_ok=True)
 
     def take(name: str) -> None:
         # a pointer left on a button would show its tooltip
         page.mouse.move(640, 1)
         page.wait_for_timeout(300)
-        page.screenshot(path=folder / f"{name}.png")
+        page.screenshot(path=pictures() / f"{name}.png")
 
     return take

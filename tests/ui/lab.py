@@ -81,6 +81,7 @@ class Lab:
     def theme(self, name: str) -> None:
         """Choose a theme in the Settings menu."""
         self.page.get_by_role("menuitem", name="Settings", exact=True).click()
-        self.page.get_by_role("menuitem", name="Theme", exact=True).hover()
-        self.page.get_by_role("menuitem", name=name, exact=True).click()
+        entries = self.page.locator(".lm-Menu-itemLabel")
+        entries.get_by_text("Theme", exact=True).hover()
+        entries.get_by_text(name, exact=True).click()
         expect(self.page.locator("body")).to_have_attribute("data-jp-theme-name", name)
