@@ -74,6 +74,11 @@ def pool_view(broker: Broker, latest: Measurement, viewer: Viewer, note: str) ->
         "queue": [_waiting(broker, lease, viewer) for lease in broker.queue()],
         "note": note,
         "session": _session(broker, latest, leases, viewer),
+        "uses": {
+            lease.id: used_view(latest.leases.get(lease.id), lease)
+            for lease in leases
+            if lease.holds and viewer.sees(lease)
+        },
         "user": viewer.user,
         "admin": viewer.admin,
     }
@@ -92,6 +97,7 @@ def empty_pool_view(viewer: Viewer, note: str) -> dict[str, Any]:
             "held": nothing,
             "used": nothing,
         },
+        "uses": {},
         "user": viewer.user,
         "admin": viewer.admin,
     }
