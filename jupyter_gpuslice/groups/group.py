@@ -113,6 +113,11 @@ class Group:
                     rank.state = "idle"
             self._changed()
 
+    def stopping(self, detail: str) -> None:
+        """The end has begun: nothing more can be asked of the group."""
+        self.state, self.detail = "stopped", detail
+        self._changed()
+
     def stopped(self, detail: str = "") -> None:
         """The end; nothing of the group runs any more."""
         self.state, self.detail = "stopped", detail or self.detail

@@ -85,10 +85,6 @@ class GroupLease:
         return [lease.slices_of(rank) for rank in range(self._workers)]
 
     @property
-    def holds(self) -> bool:
-        return self.id is None or self._current().holds
-
-    @property
     def isolation(self) -> str:
         return self._current().isolation if self.id is not None else "watch"
 

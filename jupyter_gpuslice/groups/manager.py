@@ -73,7 +73,8 @@ class GroupManager:
 
     def list(self, caller: Any) -> list[dict[str, Any]]:
         """The groups that the caller may see."""
-        return [e.group.to_dict() for e in self._entries.values() if _owns(caller, e.group)]
+        found = [entry.group for entry in self._entries.values() if entry.ending is None]
+        return [group.to_dict() for group in found if _owns(caller, group)]
 
     def get(self, group_id: str) -> dict[str, Any]:
         """One group; :class:`Refused` (``not_found``) if there is none."""
@@ -94,7 +95,8 @@ class GroupManager:
         """
         plan = _Plan.parse(body, caller)
         for entry in self._entries.values():
-            if (entry.group.name, entry.group.kernel) == (plan.name, plan.kernel):
+            same = (entry.group.name, entry.group.kernel) == (plan.name, plan.kernel)
+            if same and entry.ending is None:
                 raise Refused(
                     "group_exists",
                     f"There is a group {plan.name!r} already.",
@@ -144,9 +146,9 @@ class GroupManager:
 
         try:
             await entry.lease.granted(say)
+            torch = await asyncio.to_thread(self._installed_torch, kernel_name)
             if self._launcher is None:
                 self._launcher = Launcher(self._serverapp)
-            torch = await asyncio.to_thread(self._installed_torch, kernel_name)
             entry.team = Team(
                 group,
                 self._launcher,
@@ -228,6 +230,8 @@ class GroupManager:
         cell. Cells of one group run one after another.
         """
         entry = self._entry(group_id)
+        if entry.ending is not None:
+            raise Refused("not_found", f"The group has ended. {entry.group.detail}".strip())
         return self._messages(entry, Cell.parse(body, entry.group.workers))
 
     async def _messages(self, entry: _Entry, cell: Cell) -> AsyncIterator[dict[str, Any]]:
@@ -349,7 +353,7 @@ class GroupManager:
 
     async def _end_now(self, entry: _Entry, why: str) -> None:
         entry.unwatch()
-        entry.group.detail = why
+        entry.group.stopping(why)
         if entry.team is not None:
             await entry.team.end()
         for task in (entry.starting, entry.running):

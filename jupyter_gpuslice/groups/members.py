@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jupyter_client.multikernelmanager import AsyncMultiKernelManager
-from traitlets.config import Configurable
+from traitlets.config import Config, Configurable
 
 from ..devices.process import Process
 from .watch import watch
@@ -34,6 +34,8 @@ IDLE_SECONDS = 2.0
 """How long the last output of a request is waited for after its reply."""
 LOG_BYTES = 2**20
 TAIL_LINES = 12
+MOST_BASE = 30
+_FOLDER = "gpuslice-peers"
 
 _KERNEL_PACKAGE = Path(__file__).resolve().parent.parent / "kernel"
 # The package may not be installed in the kernel's environment: its kernel side is loaded from
@@ -248,10 +250,13 @@ class Launcher:
 
     def __init__(self, serverapp: Any) -> None:
         self.log: Any = getattr(serverapp, "log", None) or logging.getLogger(__name__)
-        # A short path: a Unix socket's may have 107 characters.
-        self._folder = Path(tempfile.mkdtemp(prefix="gpuslice-"))
+        self._folder = _private_folder()
+        parent = serverapp if isinstance(serverapp, Configurable) else None
+        config = Config(parent.config if parent is not None else {})
+        config.merge({"AsyncKernelManager": {"transport": "ipc"}})
         self._kernels = AsyncMultiKernelManager(
-            parent=serverapp if isinstance(serverapp, Configurable) else None,
+            parent=parent,
+            config=config,
             kernel_spec_manager=serverapp.kernel_spec_manager,
             # Without jupyter_client's restarter: what a dead rank means is the group's business.
             kernel_manager_class="jupyter_client.manager.AsyncKernelManager",
@@ -310,6 +315,31 @@ class Launcher:
         """To be called when all members have ended."""
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
         self._kernels.context.destroy(linger=0)
+
+
+def _private_folder() -> Path:
+    """A new folder for sockets, mode 0700; those of servers that died go away (blocks shortly).
+
+    The path of a Unix socket has at most 107 characters, and the file's name takes half of them.
+    """
+    base = tempfile.gettempdir()
+    if len(base) > MOST_BASE:
+        base = "/tmp"  # noqa: S108 - mkdtemp makes a folder of our own in it
+    for old in Path(base).glob(f"{_FOLDER}-*-*"):
+        pid = old.name.split("-")[2]
+        try:
+            if pid.isdigit() and old.stat().st_uid == os.geteuid() and not _runs(int(pid)):
+                shutil.rmtree(old, ignore_errors=True)
+        except OSError:
+            continue
+    return Path(tempfile.mkdtemp(prefix=f"{_FOLDER}-{os.getpid()}-", dir=base))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Process.of(pid).alive()
+    except ProcessLookupError:
+        return False
 
 
 def execution(code: str, *, silent: bool = False) -> dict[str, Any]:

@@ -71,6 +71,7 @@ class Team:
             await self._introduce()
             if self._asked == "nccl":
                 self._choose()
+            self._not_closing()
         except BaseException:
             await self.end(now=True)
             raise
@@ -117,13 +118,13 @@ class Team:
         self.members |= {member.rank: member for member in spawned}
         try:
             _raise_first(results)
-            if self.closing:
-                raise StartFailedError("The group was stopped.")
+            self._not_closing()
             # In the order of the ranks: what each uses is told by it.
             self._activate([self.members[rank] for rank in sorted(self.members)])
             _raise_first(
                 await asyncio.gather(*(m.ready() for m in spawned), return_exceptions=True)
             )
+            self._not_closing()
         except BaseException:
             for member in spawned:
                 self.members.pop(member.rank, None)
@@ -134,6 +135,10 @@ class Team:
             self.group.spawned(member.rank, member.kernel_id, member.process.pid)
             if not member.alive:
                 self._died(member)
+
+    def _not_closing(self) -> None:
+        if self.closing:
+            raise StartFailedError("The group was stopped.")
 
     def _died(self, member: Member) -> None:
         if self.closing or self.members.get(member.rank) is not member:
@@ -203,13 +208,14 @@ class Team:
             return
         first = self._generation == 0
         self._generation += 1
-        because = f": {why}" if why else ""
-        say(
-            f"Process group of {len(members)} ranks over {self._backend}{because}."
-            if first
-            else f"The process group of {len(members)} ranks was made anew ({self._backend}); "
-            "what was built on the old one (DDP models, groups) must be built again."
-        )
+        if first:
+            because = f": {why}" if why else ""
+            say(f"Process group of {len(members)} ranks over {self._backend}{because}.")
+        elif self._broken:  # not after the cell's own destroy_process_group(), which is no news
+            say(
+                f"The process group of {len(members)} ranks was made anew ({self._backend}); "
+                "what was built on the old one (DDP models, groups) must be built again."
+            )
         content = {"generation": self._generation, "backend": self._backend}
         await self.step(members, "join", content, self.stop)
         self._broken = False

@@ -21,7 +21,7 @@ SETTLE_SECONDS = 0.1
 """After a first failure: ranks that fail by themselves too are not told to stop, and a rank that
 died is seen before the others' broken connections are taken for the cause."""
 INTERRUPT_SECONDS = 0.5
-FREE_SECONDS = 1.0
+FREE_SECONDS = 2.0
 LAST_SECONDS = 3.5
 
 Status = Literal["ok", "error", "interrupted", "died", "restarted"]

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import os
+import pickle
 import signal
+import socket
+import sys
 import time
+from pathlib import Path
 
+import psutil
 import pytest
 
 from jupyter_gpuslice.broker.explain import Refused
@@ -14,6 +21,15 @@ from jupyter_gpuslice.broker.explain import Refused
 from .support import USER, Server, alive, play, until
 
 pytestmark = pytest.mark.slow
+
+
+def kernelspec(base: Path, name: str, code: str) -> None:
+    """A kernel that runs ``code``."""
+    folder = base / "kernels" / name
+    folder.mkdir(parents=True)
+    argv = [sys.executable, "-c", code, "-f", "{connection_file}"]
+    spec = {"argv": argv, "display_name": name, "language": "python"}
+    (folder / "kernel.json").write_text(json.dumps(spec))
 
 
 def test_a_cell_runs_on_all_ranks_and_they_stay_warm() -> None:
@@ -50,6 +66,18 @@ def test_environment_is_that_of_torchrun() -> None:
         assert reply.text(1) == "1 1 2 2 0 127.0.0.1 True 0\n"
         ports = await server.run(group, "print(os.environ['MASTER_PORT'])")
         assert ports.text(0) == ports.text(1) != ""
+        busy = "import torch.distributed as dist; dist.barrier()"
+        (await server.run(group, busy, train=True)).well()
+        for pid in server.pids(group):
+            open_ports = psutil.Process(pid).net_connections("inet")
+            heard = [c.laddr.ip for c in open_ports if c.status == psutil.CONN_LISTEN]
+            assert set(heard) <= {"127.0.0.1"}, "a rank listens to the world"
+        with socket.socket() as probe, pytest.raises(OSError, match="use"):
+            probe.bind(("127.0.0.1", int(ports.text(0))))
+        await server.manager.stop(group)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", int(ports.text(0))))
 
     play(scenario)
 
@@ -417,9 +445,6 @@ def test_cells_queue() -> None:
 
 
 def test_push_and_pull() -> None:
-    import base64
-    import pickle
-
     async def scenario(server: Server) -> None:
         group = await server.group(2)
         text = base64.b64encode(pickle.dumps({"x": [1, 2], "f": 2.5})).decode()
@@ -444,20 +469,12 @@ def test_push_and_pull() -> None:
 
 
 def test_a_group_that_cannot_start_leaves_nothing(tmp_path, monkeypatch) -> None:
-    import json
-    import sys
-
-    folder = tmp_path / "kernels" / "halting"
-    folder.mkdir(parents=True)
     code = (
         "import os, sys\n"
         "if os.environ['RANK'] == '1': sys.exit('no license for rank 1')\n"
         "from ipykernel.kernelapp import launch_new_instance\nlaunch_new_instance()"
     )
-    argv = [sys.executable, "-c", code, "-f", "{connection_file}"]
-    (folder / "kernel.json").write_text(
-        json.dumps({"argv": argv, "display_name": "Halting", "language": "python"})
-    )
+    kernelspec(tmp_path, "halting", code)
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
 
     async def scenario(server: Server) -> None:
@@ -471,6 +488,26 @@ def test_a_group_that_cannot_start_leaves_nothing(tmp_path, monkeypatch) -> None
         with pytest.raises(Refused) as unknown:
             await server.group(1, kernel_name="nowhere")
         assert "nowhere" in unknown.value.message
+
+    play(scenario)
+
+
+def test_without_torch_other_code_runs_and_training_says_why(tmp_path, monkeypatch) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from ipykernel.kernelapp import launch_new_instance\nlaunch_new_instance()"
+    )
+    kernelspec(tmp_path, "plain", code)
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+
+    async def scenario(server: Server) -> None:
+        group = await server.group(2, kernel_name="plain")
+        assert (await server.run(group, "print(6 * 7)")).well().text(1) == "42\n"
+        reply = await server.run(group, "print('not reached')", train=True)
+        assert "not installed" in reply.error["evalue"]
+        assert not reply.of("started")
+        assert (await server.run(group, "print(1)")).well()
+        assert (await server.manager.reset(group))["state"] == "ready"
 
     play(scenario)
 

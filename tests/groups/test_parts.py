@@ -16,7 +16,7 @@ from jupyter_gpuslice.broker.explain import Refused
 from jupyter_gpuslice.broker.lease import Slice
 from jupyter_gpuslice.devices.device import Device
 from jupyter_gpuslice.devices.process import Process
-from jupyter_gpuslice.groups import stream, together
+from jupyter_gpuslice.groups import members, stream, together
 from jupyter_gpuslice.groups.backend import choose
 from jupyter_gpuslice.groups.cell import Cell
 from jupyter_gpuslice.groups.group import Group, WrongStateError
@@ -348,6 +348,20 @@ def test_only_connections_to_other_ranks_are_shut_down() -> None:
         child.communicate()
         for server in servers:
             server.close()
+
+
+def test_folders_of_dead_servers_go_away(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(members, "MOST_BASE", 1000)
+    monkeypatch.setattr(members.tempfile, "gettempdir", lambda: str(tmp_path))
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    dead = tmp_path / f"gpuslice-peers-{child.pid}-x"
+    other = tmp_path / f"gpuslice-peers-{os.getppid()}-y"
+    for folder in (dead, other):
+        folder.mkdir()
+    mine = members._private_folder()
+    assert mine.stat().st_mode & 0o777 == 0o700
+    assert sorted(tmp_path.iterdir()) == sorted([mine, other])
 
 
 def test_values_name_what_cannot_be_moved() -> None:
