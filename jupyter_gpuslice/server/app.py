@@ -217,6 +217,9 @@ class GpuSliceApp(ExtensionApp):
             await self.serverapp.cleanup_kernels()  # type: ignore[union-attr]
             runtime, self.runtime = self.runtime, None
             self.api.runtime = self.kernels.runtime = None
+            for lease in runtime.broker.leases():
+                if all(process.pid == os.getpid() for process in lease.processes):
+                    runtime.broker.release(lease.id, "The server has stopped.")
             await runtime.stop()
         self.kernels.close()
         if self._metrics is not None:

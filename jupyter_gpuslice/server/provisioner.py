@@ -129,7 +129,10 @@ class GpuSliceProvisioner(KernelProvisionerBase):
     async def post_launch(self, **kwargs: Any) -> None:
         await self.inner.post_launch(**kwargs)
         if self._managed:
-            await self._launched()
+            try:
+                await self._launched()
+            except Exception:
+                self.log.exception("Kernel %s runs without its slice", self.kernel_id)
 
     async def shutdown_requested(self, restart: bool = False) -> None:
         if self._managed and self.server is not None:

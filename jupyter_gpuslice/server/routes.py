@@ -24,6 +24,8 @@ from .runtime import News
 BASE = r"/gpuslice/api/v1"
 LARGEST_BODY = 2**20
 KEEPALIVE_SECONDS = 30.0
+STARTING_SECONDS = 1.0
+"""How often a stream looks for a pool that is not there yet."""
 
 _REASONS = {
     400: "bad_request",
@@ -161,28 +163,30 @@ class PoolHandler(GpuSliceHandler):
             moved.set()
 
         self._leave = leave  # type: ignore[method-assign]
-        runtime = self.app.runtime
-        unsubscribe = runtime.subscribe(news) if runtime is not None else lambda: None
+        unsubscribe: Callable[[], None] | None = None
         self.start_stream()
         try:
-            last = None
+            last, stale = None, False
             while not gone:
                 moved.clear()
+                if unsubscribe is None and self.app.runtime is not None:
+                    unsubscribe = self.app.runtime.subscribe(news)
                 pool = self.app.api.pool(self.caller)
-                # A line is sent again after a while, so that proxies keep the connection.
-                if pool != last or not await self._moved_in_time(moved):
+                if pool != last or stale:
                     last = pool
                     await self.send_line(pool)
-                if not moved.is_set():
-                    await self._moved_in_time(moved)
+                # A line is sent again after a while, so that proxies keep the connection.
+                seconds = KEEPALIVE_SECONDS if unsubscribe is not None else STARTING_SECONDS
+                stale = not await self._moved(moved, seconds) and unsubscribe is not None
         except StreamClosedError:
             pass
         finally:
-            unsubscribe()
+            if unsubscribe is not None:
+                unsubscribe()
 
-    async def _moved_in_time(self, moved: asyncio.Event) -> bool:
+    async def _moved(self, moved: asyncio.Event, seconds: float) -> bool:
         try:
-            await asyncio.wait_for(moved.wait(), KEEPALIVE_SECONDS)
+            await asyncio.wait_for(moved.wait(), seconds)
         except asyncio.TimeoutError:
             return False
         return True
