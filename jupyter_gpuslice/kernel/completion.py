@@ -65,12 +65,12 @@ class Completer:
         self._groups = groups
 
     def install(self) -> None:
-        matchers = getattr(self._shell.Completer, "custom_matchers", None)
-        if matchers is None:  # IPython before 8.6
+        try:
+            from IPython.core.completer import SimpleCompletion, context_matcher
+        except ImportError:  # IPython before 8.6
             for magic in ("%gpu", "%%gpu"):
                 self._shell.set_hook("complete_command", self._hook, str_key=magic)
             return
-        from IPython.core.completer import SimpleCompletion, context_matcher
 
         @context_matcher()
         def gpuslice_matcher(context: Any) -> Any:
@@ -87,7 +87,7 @@ class Completer:
             }
 
         self._matcher = gpuslice_matcher
-        matchers.append(gpuslice_matcher)
+        self._shell.Completer.custom_matchers.append(gpuslice_matcher)
 
     def uninstall(self) -> None:
         matchers = getattr(self._shell.Completer, "custom_matchers", [])

@@ -207,6 +207,9 @@ class Groups:
                 print(f"[{one['rank']}] {one.get('ename')}: {one.get('evalue')}")
             where = stopped[0].get("traceback") or () if stopped else ()
             raise CellInterrupted(interrupted or _STOPPED, where[:-1])
+        if failed and str(failed[0].get("ename")).islower():
+            # A reason of the server's, not the class of an exception.
+            raise GpuSliceError(str(failed[0].get("evalue")), str(failed[0].get("ename")))
         if failed:
             raise PeerError(failed, labelled=labelled)
         if renderer.done is None:
