@@ -117,10 +117,7 @@ def _note(text: str) -> str:
 
 def _summary(available: Availability) -> str:
     """One line on the machine: its devices, and who waits."""
-    kinds = [
-        f"{kind.count} × {kind.name}" + (" (simulated)" if kind.kind == "simulated" else "")
-        for kind in available.devices
-    ]
+    kinds = [f"{kind.count} × {device_name(kind.name, kind.kind)}" for kind in available.devices]
     text = f"This machine has {', '.join(kinds)}." if kinds else ""
     if kinds and available.waiting:
         requests = "request waits" if available.waiting == 1 else "requests wait"
@@ -198,6 +195,12 @@ def status_words(request: GpuRequest, offer: Offer) -> tuple[str, str]:
     if offer.estimate_s is not None:
         wait += f", {duration(offer.estimate_s)}"
     return "busy", f"Busy, {wait}"
+
+
+def device_name(name: str, kind: str) -> str:
+    """A device's name for people; a simulated one says so."""
+    said = kind != "simulated" or "simulated" in name.lower()
+    return name if said else f"{name} (simulated)"
 
 
 def duration(seconds: float) -> str:

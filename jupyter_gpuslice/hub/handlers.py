@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from jupyterhub.services.auth import HubOAuthCallbackHandler, HubOAuthenticated
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError
 from tornado.iostream import StreamClosedError
 from tornado.web import HTTPError, RequestHandler
@@ -34,6 +35,8 @@ class Handler(HubOAuthenticated, RequestHandler):
 
     caller: Caller
     page = False
+    scrapers = False
+    """Whether services of the hub that may read its metrics are let in as well."""
 
     def initialize(self, node: Node, secret: str) -> None:
         self.node = node
@@ -62,11 +65,12 @@ class Handler(HubOAuthenticated, RequestHandler):
                 401, "unauthorized", "Say who you are.", "Send Authorization: token <hub token>."
             )
         allowed = self.hub_auth.check_scopes(self.hub_scopes, user)
-        if not allowed or user.get("kind") != "user":
+        scraper = self.scrapers and "read:metrics" in user["scopes"]
+        if not allowed or (user.get("kind") != "user" and not scraper):
             raise ApiError(
                 403, "forbidden", f"{user.get('name')} may not use this service with that token."
             )
-        self.caller = Caller(user["name"], admin=bool(user.get("admin")))
+        self.caller = Caller(user["name"], admin=scraper or bool(user.get("admin")))
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         error = kwargs.get("exc_info", (None, None, None))[1]
@@ -220,6 +224,18 @@ class _ClientGoneError(Exception):
     """The reader of a stream has left."""
 
 
+class Metrics(Handler):
+    """Prometheus metrics of the pool, for admins and for services with the scope read:metrics."""
+
+    scrapers = True
+
+    def get(self) -> None:
+        if not self.caller.admin:
+            raise ApiError(403, "forbidden", "Only an admin may read the metrics.")
+        self.set_header("Content-Type", CONTENT_TYPE_LATEST)
+        self.finish(generate_latest(self.node.metrics))
+
+
 class Index(Handler):
     """The pool for people: all of it for admins, of the leases only their own for users."""
 
@@ -275,6 +291,7 @@ def routes(prefix: str, node: Node, secret: str) -> list[tuple[str, type, dict[s
         (f"{api}availability", Availability),
         (f"{api}usage", Usage),
         (f"{api}events", Events),
+        (f"{prefix}metrics", Metrics),
         (prefix, Index),
         (r".*", NotFound),
     ]

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
 from ..broker.broker import Broker
 from ..broker.lease import Holder, Lease
 from ..broker.ledger import Ledger
@@ -22,6 +24,7 @@ from ..devices.process import Process
 from ..isolation.levels import node_level
 from ..request import GpuRequest, RequestError
 from ..server.api import ApiError, Caller, Holding, LeaseApi
+from ..server.metrics import PoolMetrics
 from ..server.reaper import leftovers
 from ..server.runtime import BrokerRuntime
 from .availability import availability
@@ -30,7 +33,7 @@ from .link import session_id
 
 log = logging.getLogger(__name__)
 
-FORGET_SECONDS = 30.0
+FORGET_SECONDS = 20.0
 """A waiting lease that the hub has not asked about for so long belongs to nobody any more."""
 
 ASK_BEFORE = 10.0
@@ -95,6 +98,8 @@ class Node(LeaseApi):
     ) -> None:
         self.groups: dict[str, list[str]] = {}
         super().__init__(runtime, _resolve, groups_of=lambda user: self.groups.get(user, []))
+        self.metrics = CollectorRegistry()
+        PoolMetrics(lambda: runtime, self.metrics)
         self._node = runtime
         self._near = near
         self._url = url

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from .form import duration
+from .form import device_name, duration
 
 REFRESH_SECONDS = 3
 
@@ -88,10 +88,10 @@ def _devices(pool: Mapping[str, Any]) -> str:
     rows = []
     for device in pool["devices"]:
         total, free = device["memory_mib"], device["free_mib"]
-        kind = " (simulated)" if device["kind"] == "simulated" else ""
+        name = device_name(device["name"], device["kind"])
         rows.append(
             [
-                f"{escape(device['name'])}{kind}<br><code>{escape(device['uuid'])}</code>",
+                f"{escape(name)}<br><code>{escape(device['uuid'])}</code>",
                 _bar(total - free, total) + f"{_gib(total - free)} of {_gib(total)}",
                 f"{100 - device['free_percent']} %",
                 _gib(device["used_mib"]),

@@ -57,8 +57,11 @@ c.Authenticator.admin_users = {{"admin"}}
 c.JupyterHub.load_groups = {{"ml": {{"users": ["mia"]}}}}
 c.JupyterHub.allow_named_servers = True
 c.JupyterHub.services.append({{"name": "test", "api_token": "{token}"}})
+TEST_SCOPES = [
+    "admin:users", "admin:servers", "tokens", "read:metrics", "access:services!service=gpuslice"
+]
 c.JupyterHub.load_roles.append(
-    {{"name": "test", "services": ["test"], "scopes": ["admin:users", "admin:servers", "tokens"]}}
+    {{"name": "test", "services": ["test"], "scopes": TEST_SCOPES}}
 )
 c.JupyterHub.bind_url = "http://127.0.0.1:{public}"
 c.JupyterHub.hub_bind_url = "http://127.0.0.1:{hub}"
@@ -70,7 +73,16 @@ c.SimpleLocalProcessSpawner.home_dir_template = os.path.abspath("homes/{{usernam
 c.Spawner.cmd = {cmd!r}
 c.Spawner.environment = {{"LIGHT_VERSION": jupyterhub.__version__}}
 # A service that was killed is started again at the next look at it: JupyterHub's 30 s are long.
-_ServiceSpawner.poll_interval.default_value = 2
+service_poll = 2
+start_service = _ServiceSpawner.start
+
+
+def start_watched(self):
+    self.poll_interval = service_poll
+    return start_service(self)
+
+
+_ServiceSpawner.start = start_watched
 {extra}
 """
 

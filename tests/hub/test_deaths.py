@@ -70,7 +70,7 @@ def test_a_service_that_does_not_answer_is_named_and_not_counted(
 ) -> None:
     hub = make_hub(
         extra="c.GpuSliceSpawner.service_timeout = 1\nc.Spawner.consecutive_failure_limit = 2\n"
-        "_ServiceSpawner.poll_interval.default_value = 600"
+        "service_poll = 600"
     )
     service = hub.service()
     assert service is not None

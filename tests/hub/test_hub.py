@@ -252,7 +252,7 @@ def test_the_form_shows_what_is_free_and_starts_a_server(hub: Hub) -> None:
     hub.run("ana", {"profile": "whole", "request": "1"})
     session = login(hub, "flo")
     page = form_of(hub, session)
-    assert "2 × Simulated A100-80GB (simulated)" in page
+    assert "2 × Simulated A100-80GB" in page
     status = dict(re.findall(r'id="gpuslice-(\S+)-status">.*?</span>(.*?)</span>', page))
     assert status["slice-0.5"] == "2 of 4 free"
     assert status["whole-1"] == "1 of 2 free"
@@ -399,3 +399,14 @@ def _runs(pid: int) -> bool:
             return stat.read().rpartition(")")[2].split()[0] not in "ZX"
     except FileNotFoundError:
         return False
+
+
+def test_metrics_are_for_admins_and_scrapers(hub: Hub) -> None:
+    hub.run("ana", {"profile": "slice", "request": "0.5"})
+    address = f"{hub.service_url}/services/gpuslice/metrics"
+    for token, status in ((hub.user_token("ana"), 403), (hub.admin(), 200), (hub.token, 200)):
+        response = requests.get(address, headers={"Authorization": f"token {token}"}, timeout=30)
+        assert response.status_code == status, response.text
+    held = re.findall(r"^gpuslice_device_held_bytes{.*} (.*)$", response.text, re.MULTILINE)
+    assert sorted(float(value) for value in held) == [0, HALF * 2**20]
+    assert "ana" not in response.text
