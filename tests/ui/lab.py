@@ -69,14 +69,27 @@ class Lab:
         expect(self.sidebar).to_be_visible()
 
     def sidebar_width(self, pixels: int) -> None:
-        """Drag the left area's edge until the panel is about that wide."""
-        box = self.sidebar.bounding_box()
-        assert box is not None
-        edge = box["x"] + box["width"] + 1
-        self.page.mouse.move(edge, 400)
+        """Drag the left area's edge until the panel is that wide, be it narrower than Lab likes."""
+        self.page.add_style_tag(content=f"body {{ --jp-sidebar-min-width: {pixels}px; }}")
+        # Lab reads the limit anew when the area is laid out again
+        tab = self.page.get_by_role("tab", name="GPU slices")
+        tab.click()
+        expect(self.sidebar).to_be_hidden()
+        tab.click()
+        expect(self.sidebar).to_be_visible()
+        before = self.sidebar.bounding_box()
+        handle = self.page.locator("#jp-main-split-panel > .lm-SplitPanel-handle").first
+        grip = handle.bounding_box()
+        assert before is not None
+        assert grip is not None
+        x, y = grip["x"] + grip["width"] / 2, grip["y"] + grip["height"] / 2
+        self.page.mouse.move(x, y)
         self.page.mouse.down()
-        self.page.mouse.move(box["x"] + pixels, 400, steps=5)
+        self.page.mouse.move(x + pixels - before["width"], y, steps=5)
         self.page.mouse.up()
+        after = self.sidebar.bounding_box()
+        assert after is not None
+        assert abs(after["width"] - pixels) <= 2, f"the panel is {after['width']} px wide"
 
     def theme(self, name: str) -> None:
         """Choose a theme in the Settings menu."""

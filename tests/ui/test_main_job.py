@@ -65,8 +65,11 @@ def test_train_in_the_notebook_and_watch_the_sidebar(
     group = lab.sidebar.locator("[data-group-id]")
     expect(group).to_have_attribute("data-group-state", "busy", timeout=START_MS)
     expect(group.locator("[data-rank]")).to_have_count(2)
-    shoot("lab-sidebar")
     cell = lab.cell("%%gpu train")
+    expect(cell.locator(".jp-Cell-outputArea")).to_contain_text("epoch  5", timeout=START_MS)
+    cell.locator(".jp-Cell-outputArea").evaluate("node => node.scrollIntoView({block: 'end'})")
+    shoot("lab-sidebar")
+    expect(group).to_have_attribute("data-group-state", "busy")
     expect(cell.locator(".jp-InputArea-prompt")).to_have_text(
         re.compile(r"\[\d+\]"), timeout=START_MS
     )
