@@ -17,6 +17,8 @@ from typing import Any, TextIO
 
 REFRESH_S = 0.1
 """The live block is redrawn at most this often."""
+UNFINISHED_S = 0.2
+"""A line that has no end after this long is shown as far as it is there."""
 TELL_S = 2.0
 """A failed rank is told before the end if the others run on for longer than this."""
 LONGEST_LINE = 1 << 16
@@ -122,6 +124,7 @@ class Renderer:
         self._show = show
         self._prefix = prefix or uuid.uuid4().hex
         self._rest: dict[tuple[int, str], str] = {}
+        self._since: dict[tuple[int, str], float] = {}
         self._rows: dict[tuple[int, str], _Row] = {}
         self._block: Any = None
         self._block_rows: list[_Row] = []
@@ -144,12 +147,13 @@ class Renderer:
         handler = getattr(self, f"_on_{message.get('type')}", None)
         if handler is not None:
             handler(message)
+        if self._since:
+            # Also while others keep talking.
+            self._show_unfinished(time.monotonic() - UNFINISHED_S)
 
     def idle(self) -> None:
         """Nothing came for a moment: show what is unfinished."""
-        for key, rest in self._rest.items():
-            if rest and key not in self._rows:
-                self._open_row(key, rest)
+        self._show_unfinished(time.monotonic())
         self._draw(force=True)
         self._show_results()
         if len(self.errors) > self._told and time.monotonic() - self._failed_at > TELL_S:
@@ -166,6 +170,7 @@ class Renderer:
             if rest:
                 self._line(key, rest)
         self._rest.clear()
+        self._since.clear()
         self._draw(force=True)
         self._show_results()
         if self._block is not None:
@@ -201,6 +206,10 @@ class Renderer:
         head, sign, tail = rest.rpartition("\r")
         if sign:
             rest = tail if tail else head.rpartition("\r")[2] + "\r"
+        if not rest:
+            self._since.pop(key, None)
+        elif lines or key not in self._since:
+            self._since[key] = time.monotonic()
         self._rest[key] = rest
         if sign or key in self._rows:
             self._open_row(key, rest)
@@ -246,6 +255,13 @@ class Renderer:
         self.done = message
 
     # Rendering.
+
+    def _show_unfinished(self, before: float) -> None:
+        """Bring lines that began before that time into the live block."""
+        for key, since in self._since.items():
+            if since <= before and key not in self._rows:
+                self._open_row(key, self._rest[key])
+        self._draw()
 
     def _show_results(self) -> None:
         """Values of last expressions that came close together: in the order of ranks."""

@@ -37,15 +37,15 @@ LEVELS = {
 CSS = """
 .gpuslice{font-family:var(--jp-ui-font-family,system-ui,sans-serif);font-size:13px;
 color:var(--jp-ui-font-color1,inherit);max-width:640px;line-height:1.5}
-.gpuslice table{border-collapse:collapse;margin:4px 0;width:100%}
+.gpuslice table{color:inherit;border-collapse:collapse;margin:4px 0;width:100%}
 .gpuslice th,.gpuslice td{text-align:left!important;padding:2px 12px 2px 0;border:0;
-background:none;vertical-align:middle;font-size:13px}
+background:none;color:inherit;vertical-align:middle;font-size:13px}
 .gpuslice th{font-weight:600;color:var(--jp-ui-font-color2,inherit)}
 .gpuslice tr{background:none!important}
 .gpuslice-bar{position:relative;height:10px;min-width:120px;border-radius:3px;overflow:hidden;
 background:var(--jp-layout-color3,rgba(128,128,128,.25))}
 .gpuslice-bar span{position:absolute;top:0;bottom:0;left:0}
-.gpuslice-held{background:var(--jp-brand-color3,#90b8e8)}
+.gpuslice-held{background:var(--jp-brand-color1,#1976d2);opacity:.4}
 .gpuslice-used{background:var(--jp-brand-color1,#1976d2);top:3px!important;bottom:3px!important}
 .gpuslice-note{color:var(--jp-ui-font-color2,inherit);opacity:.85}
 .gpuslice-tag{border:1px solid currentColor;border-radius:3px;padding:0 4px;font-size:11px;
@@ -135,8 +135,8 @@ def html(
     parts += [f"<div>Group {escape(group_words(group))}</div>" for group in groups]
     queue = list(pool.get("queue") or ())
     if queue:
-        waiting = "".join(f"<li>{escape(_waiting_words(entry))}</li>" for entry in queue)
-        parts.append(f"<div>Waiting: {len(queue)}<ul>{waiting}</ul></div>")
+        waiting = "".join(f"<br>{escape(_waiting_words(entry))}" for entry in queue)
+        parts.append(f"<div>Waiting: {len(queue)}{waiting}</div>")
     elif devices:
         parts.append('<div class="gpuslice-note">Nobody is waiting.</div>')
     return "".join([*parts, "</div>"])

@@ -158,6 +158,18 @@ def test_text_without_an_end_is_shown_when_nothing_comes(notebook: Notebook) -> 
     assert notebook.stdout == ""
 
 
+def test_text_without_an_end_is_shown_also_while_others_talk(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renderer = notebook.renderer()
+    renderer.message(stream(0, "dots"))
+    renderer.message(stream(1, "line\n"))
+    assert notebook.displays == [], "it may be the half of a line that was cut"
+    monkeypatch.setattr(output, "UNFINISHED_S", 0)
+    renderer.message(stream(1, "line\n"))
+    assert notebook.displays == [{"text/plain": "[0] dots"}]
+
+
 def test_a_bar_that_wipes_itself_away_leaves_nothing(notebook: Notebook) -> None:
     renderer = notebook.renderer()
     renderer.message(stream(0, "\r 50%"))
@@ -227,9 +239,10 @@ def test_a_ranks_clear_replaces_its_own_display_only(notebook: Notebook) -> None
 
 def test_results_are_lines_or_displays(notebook: Notebook) -> None:
     renderer = notebook.renderer()
-    renderer.message({"type": "result", "rank": 0, "data": {"text/plain": "1\n2"}})
     html = {"text/html": "<b>3</b>", "text/plain": "3"}
     renderer.message({"type": "result", "rank": 1, "data": html})
+    renderer.message({"type": "result", "rank": 0, "data": {"text/plain": "1\n2"}})
+    renderer.finish()
     assert notebook.stdout == "[0] 1\n[0] 2\n[1]\n"
     assert notebook.displays == [html]
 

@@ -116,7 +116,6 @@ def notebook(kernel: Callable[..., Any], ticker: Ticker) -> Any:
             "JUPYTER_GPUSLICE_URL": ticker.little.url,
             "JUPYTER_GPUSLICE_TOKEN": "t",
             "JUPYTER_GPUSLICE_KERNEL_ID": KERNEL_ID,
-            "IPYTHONDIR": "",
         }
     )
 
