@@ -75,6 +75,10 @@ async def run(team: Team, cell: Cell, outbox: Outbox) -> None:
     began = time.monotonic()
     statuses: dict[int, str] = {}
     ok = False
+    if team.stop.is_set():
+        _interrupted(cell, outbox)
+        _done(cell, outbox, began, statuses)
+        return
     try:
         await _revive(team, outbox)
     except (StartFailedError, RankDiedError, Refused) as error:

@@ -42,7 +42,8 @@ class _Entry:
         self.lease = lease
         self.team: Team | None = None
         self.starting: asyncio.Task[None] | None = None
-        self.running: asyncio.Task[None] | None = None
+        self.cells: dict[asyncio.Task[None], asyncio.Event] = {}
+        """What runs or waits to run, and how to stop it."""
         self.ending: asyncio.Task[None] | None = None
         self.unwatch: Callable[[], None] = lambda: None
 
@@ -236,27 +237,25 @@ class GroupManager:
 
     async def _messages(self, entry: _Entry, cell: Cell) -> AsyncIterator[dict[str, Any]]:
         outbox = Outbox()
-        task = self._spawn(self._run(entry, cell, outbox))
+        stop = asyncio.Event()
+        task = self._spawn(self._run(entry, cell, outbox, stop))
+        entry.cells[task] = stop
+        task.add_done_callback(lambda task: entry.cells.pop(task, None))
         try:
             while batch := await outbox.batch():
                 for message in batch:
                     yield message
         finally:
-            if not task.done():
-                if entry.running is task and entry.team is not None:
-                    entry.team.stop.set()
-                else:
-                    task.cancel()
+            stop.set()
 
-    async def _run(self, entry: _Entry, cell: Cell, outbox: Outbox) -> None:
+    async def _run(self, entry: _Entry, cell: Cell, outbox: Outbox, stop: asyncio.Event) -> None:
         try:
-            team = await self._started(entry, outbox)
+            team = await self._started(entry, outbox, stop)
             if team.lock.locked():
                 outbox.put({"type": "status", "text": "Waiting for the cell before this one."})
             async with team.lock:
                 if not team.closing:
-                    team.stop.clear()
-                    entry.running = asyncio.current_task()
+                    team.stop = stop
                     await run(team, cell, outbox)
                     return
             raise Refused("group_stopped", "The group was stopped.", entry.group.detail)
@@ -266,14 +265,15 @@ class GroupManager:
             self._log.exception("A cell of group %s failed", entry.group.id)
             _fail(outbox, cell, type(error).__name__, f"Something unexpected went wrong: {error}")
         finally:
-            entry.running = None
             outbox.close()
 
-    async def _started(self, entry: _Entry, outbox: Outbox) -> Team:
+    async def _started(self, entry: _Entry, outbox: Outbox, stop: asyncio.Event) -> Team:
         """Wait for a group that starts, telling what it waits for."""
         starting = entry.starting
         said = ""
         while starting is not None and not starting.done():
+            if stop.is_set():
+                raise Refused("KeyboardInterrupt", "The group is still starting.")
             text = entry.group.detail or "The group is starting."
             if text != said:
                 outbox.put({"type": "status", "text": text})
@@ -285,22 +285,22 @@ class GroupManager:
         return entry.team
 
     async def interrupt(self, group_id: str) -> dict[str, Any]:
-        """Stop the cell that runs, if one does; returns when it has ended."""
+        """Stop what runs and what waits to run; returns when it has ended."""
         entry = self._entry(group_id)
-        await self._stop_cell(entry)
+        await self._stop_cells(entry)
         return entry.group.to_dict()
 
     async def reset(self, group_id: str) -> dict[str, Any]:
         """Make the process group anew and dead ranks alive; living ranks keep their variables."""
         entry = self._entry(group_id)
-        await self._stop_cell(entry)
+        await self._stop_cells(entry)
         team = entry.team
         if team is None:
             raise Refused("wrong_state", f"The group is {entry.group.state}.")
         async with team.lock:
             if team.closing:
                 raise Refused("group_stopped", "The group was stopped.")
-            team.stop.clear()
+            team.stop = asyncio.Event()
             try:
                 await team.respawn()
                 if team.has_torch:
@@ -314,11 +314,12 @@ class GroupManager:
                 raise Refused("reset_failed", f"No process group could be made: {why}") from error
         return entry.group.to_dict()
 
-    async def _stop_cell(self, entry: _Entry) -> None:
-        running = entry.running
-        if running is not None and entry.team is not None:
-            entry.team.stop.set()
-            await asyncio.wait({running})
+    async def _stop_cells(self, entry: _Entry) -> None:
+        cells = dict(entry.cells)
+        for stop in cells.values():
+            stop.set()
+        if cells:
+            await asyncio.wait(cells)
 
     # Ending
 
@@ -356,11 +357,13 @@ class GroupManager:
         entry.group.stopping(why)
         if entry.team is not None:
             await entry.team.end()
-        for task in (entry.starting, entry.running):
-            if task is not None and not task.done():
-                if entry.team is None:
-                    task.cancel()  # it waits in the queue
-                await asyncio.wait({task})
+        starting = entry.starting
+        if starting is not None and not starting.done():
+            if entry.team is None:
+                starting.cancel()  # it waits in the queue
+            await asyncio.wait({starting})
+        if entry.cells:
+            await asyncio.wait(dict(entry.cells))
         try:
             await entry.lease.release(why)
         finally:
