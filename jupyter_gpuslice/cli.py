@@ -62,7 +62,7 @@ def describe_pool(pool: Mapping[str, Any]) -> str:
     """The devices of a pool and what waits for them, from the REST interface's own JSON."""
     devices = pool.get("devices", [])
     if not devices:
-        return "No GPU in this pool."
+        return f"No GPU in this pool. {pool.get('note') or ''}".strip()
     rows = [("DEVICE", "KIND", "FREE", "OF", "COMPUTE FREE", "USED", "BUSY", "HEALTH", "LEASES")]
     rows += [
         (
