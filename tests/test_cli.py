@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -226,6 +227,42 @@ def test_one_dead_server_does_not_hide_the_others(
     printed = capsys.readouterr()
     assert "No leases." in printed.out
     assert dead in printed.err
+
+
+@pytest.mark.slow
+def test_status_and_usage_of_a_real_server(
+    no_servers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the server really answers is what the command line reads."""
+    command = [sys.executable, "-m", "jupyter_server", "--no-browser", "--port=0"]
+    command += ["--GpuSlice.simulate=a100-80gb:2", f"--ServerApp.root_dir={tmp_path}"]
+    if os.geteuid() == 0:
+        command.append("--allow-root")
+    log = tmp_path / "log"
+    with log.open("wb") as sink:
+        server = subprocess.Popen(
+            command,
+            stdout=sink,
+            stderr=sink,
+            env={**os.environ, "JUPYTER_PREFER_ENV_PATH": "1", "HOME": str(tmp_path)},
+        )
+    try:
+        deadline = time.monotonic() + 60
+        while not list(no_servers.glob("jpserver-*.json")):
+            assert time.monotonic() < deadline, log.read_text()
+            assert server.poll() is None, log.read_text()
+            time.sleep(0.2)
+        while cli.main(["status"]) != 0:
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.5)
+        out = capsys.readouterr().out
+        assert out.count("simulated  79.5 GiB  79.5 GiB  100 %") == 2
+        assert "No leases." in out
+        assert cli.main(["usage", "--by", "day"]) == 0
+        assert "Nothing has been held yet." in capsys.readouterr().out
+    finally:
+        server.terminate()
+        server.wait(30)
 
 
 def test_usage_needs_a_server(no_servers: Path, capsys: pytest.CaptureFixture[str]) -> None:
