@@ -224,7 +224,6 @@ def render_config(
 ) -> str:
     """The text of jupyterhub_config.py: what an admin would write, then what makes it a demo."""
     profiles = str(files(__package__).joinpath("profiles.yaml"))
-    proxy = "from configurable_http_proxy.cli import main; main()"
     spawner_args = ["--allow-root"] if os.geteuid() == 0 else []
     passwords = {user.name: user.password for user in users}
     return f"""\
@@ -243,7 +242,7 @@ c.JupyterHub.bind_url = {url!r}
 c.JupyterHub.hub_bind_url = "http://127.0.0.1:{hub_port}"
 c.JupyterHub.db_url = {f"sqlite:///{root}/jupyterhub.sqlite"!r}
 c.JupyterHub.cookie_secret_file = {str(root / "cookie_secret")!r}
-c.ConfigurableHTTPProxy.command = [{sys.executable!r}, "-c", {proxy!r}]
+c.ConfigurableHTTPProxy.command = [{sys.executable!r}, "-m", "jupyter_gpuslice.demo.proxy"]
 c.ConfigurableHTTPProxy.api_url = "http://127.0.0.1:{proxy_port}"
 c.ConfigurableHTTPProxy.pid_file = {str(root / "proxy.pid")!r}
 c.SimpleLocalProcessSpawner.home_dir_template = {str(root / "homes" / "{username}")!r}
