@@ -23,6 +23,8 @@ from .runtime import News
 
 BASE = r"/gpuslice/api/v1"
 LARGEST_BODY = 2**20
+LARGEST_CELL = 100 * 2**20
+"""A cell may carry pickled values of up to 64 MiB (``kernel/peer_values.py``), as base64."""
 KEEPALIVE_SECONDS = 30.0
 STARTING_SECONDS = 1.0
 """How often a stream looks for a pool that is not there yet."""
@@ -87,9 +89,12 @@ class GpuSliceHandler(APIHandler):
         """All who may use this server act for its owner."""
         return self._capability or Caller(self.app.user)
 
+    largest = LARGEST_BODY
+
     def body(self) -> Any:
-        if len(self.request.body) > LARGEST_BODY:
-            raise ApiError(413, "too_large", "The body of this call is larger than 1 MiB.")
+        if len(self.request.body) > self.largest:
+            most = self.largest // 2**20
+            raise ApiError(413, "too_large", f"The body of this call is larger than {most} MiB.")
         try:
             return json.loads(self.request.body or b"{}")
         except (ValueError, RecursionError) as error:
@@ -301,13 +306,15 @@ class GroupActionHandler(GroupsHandlerBase):
 class GroupExecuteHandler(GroupsHandlerBase):
     """Run a cell on a group; its messages stream back, and leaving interrupts it."""
 
+    largest = LARGEST_CELL
     _running: asyncio.Task[None] | None = None
 
     @web.authenticated
     @authorized
     async def post(self, group_id: str) -> None:
         self.own(group_id)
-        messages = self.groups.execute(group_id, self.body())
+        # In a thread, since so much JSON would hold up everybody else.
+        messages = self.groups.execute(group_id, await asyncio.to_thread(self.body))
         self.start_stream()
         self._running = asyncio.ensure_future(self._stream(messages))
         await asyncio.wait([self._running])

@@ -314,6 +314,15 @@ def test_push_and_pull(trained: Any) -> None:
     assert "ranks 0 to 1" in trained.run("%gpu pull c --rank 9").stderr
 
 
+def test_push_and_pull_of_megabytes(trained: Any) -> None:
+    ok(trained.run("big = b'x' * (5 << 20)"))
+    assert "Pushed big" in ok(trained.run("%gpu push big"))
+    assert "5242880" in ok(trained.run("%%gpu run --ranks 0\nprint(len(big))"))
+    ok(trained.run("%gpu pull big --rank 0"))
+    ok(trained.run("huge = b'x' * (65 << 20)"))
+    assert "64 MiB" in trace(trained.run("%gpu push huge"))
+
+
 def test_rich_displays_of_ranks_do_not_overwrite_each_other(trained: Any) -> None:
     said = trained.run(
         "%%gpu run\nfrom IPython.display import HTML, display\n"
