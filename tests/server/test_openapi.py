@@ -27,7 +27,20 @@ def test_it_is_valid(document):
     validate(document)
 
 
-def test_every_route_is_in_it_and_nothing_else(document):
+METHODS = ("get", "post", "patch", "delete", "put")
+
+
+def told(document, server: str) -> set[tuple[str, str]]:
+    """Method and path of each operation that ``server`` shall have."""
+    return {
+        (method, re.sub(r"\{\w+\}", "{}", path))
+        for path, item in document["paths"].items()
+        for method in item
+        if method in METHODS and item.get("x-served-by", server) == server
+    }
+
+
+def test_every_route_of_a_server_is_in_it_and_nothing_else(document):
     there = set()
     for pattern, handler in routes():
         if handler is UnknownHandler:
@@ -35,16 +48,18 @@ def test_every_route_is_in_it_and_nothing_else(document):
         path = pattern.removeprefix(BASE).replace(r"([A-Za-z0-9_.-]{1,128})", "{}")
         choices = re.search(r"\((\w+)\|(\w+)\)", path)
         paths = [path.replace(choices[0], word) for word in choices.groups()] if choices else [path]
-        for method in ("get", "post", "patch", "delete", "put"):
-            if method in vars(handler):
-                there |= {(method, one) for one in paths}
-    told = {
-        (method, re.sub(r"\{\w+\}", "{}", path))
-        for path, item in document["paths"].items()
-        for method in item
-        if method != "parameters"
-    }
-    assert told == there
+        there |= {(method, one) for method in METHODS if method in vars(handler) for one in paths}
+    assert told(document, "server") == there
+
+
+def test_every_route_of_the_hub_is_in_it_and_nothing_else(document):
+    handlers = pytest.importorskip("jupyter_gpuslice.hub.handlers")
+    there = set()
+    for pattern, handler, _ in handlers.routes("/", None, ""):
+        if pattern.startswith("/api/v1"):
+            path = pattern.removeprefix("/api/v1").replace(r"([A-Za-z0-9_-]{1,64})", "{}")
+            there |= {(method, path) for method in METHODS if method in vars(handler)}
+    assert told(document, "hub") == there
 
 
 def checker(document):
