@@ -242,6 +242,31 @@ class Broker:
                 )
         return slices
 
+    def park(self, lease_id: str) -> Lease:
+        """Give an active lease's slices back and keep the lease; its holder uses no device now."""
+        with self._change() as draft:
+            lease = self._live(lease_id)
+            if lease.state != "active":
+                raise Refused(
+                    "wrong_state", f"The lease is {lease.state}.", "Only an active one is parked."
+                )
+            lease = draft.put(lease.changed(state="parked", slices=(), expires=None))
+            draft.serve()
+        return lease
+
+    def resume(self, lease_id: str) -> Lease:
+        """Ask for a parked lease's slices again: granted at once, or it waits like any other."""
+        with self._change() as draft:
+            lease = self._live(lease_id)
+            if lease.state != "parked":
+                raise Refused(
+                    "wrong_state", f"The lease is {lease.state}.", "Only a parked one is resumed."
+                )
+            draft.put(lease.changed(state="queued", queued_at=draft.now, granted_at=None))
+            draft.serve()
+            lease = draft.leases[lease_id]
+        return lease
+
     def extend(self, lease_id: str, ttl: float) -> Lease:
         """Let the lease last ``ttl`` seconds from now (a waiting one: from its grant)."""
         if not 0 < ttl < float("inf"):

@@ -332,6 +332,26 @@ def test_a_group_lives_as_long_as_one_of_its_processes(make) -> None:
     assert [ended.id for ended in broker.process_gone(two)] == [lease.id]
 
 
+def test_a_parked_lease_gives_its_slices_back_and_waits_to_resume(make) -> None:
+    broker = make(gpu(0))
+    process = Process.of(os.getpid())
+    lease = broker.activate(broker.request(ask("0.75"), kernel(1)).id, [process])
+    other = broker.request(ask("1"), kernel(2))
+    assert broker.park(lease.id).slices == ()
+    assert broker.get(lease.id).state == "parked"
+    assert broker.get(other.id).holds
+    assert broker.resume(lease.id).state == "queued"
+    assert broker.position(lease.id) == 1
+    broker.release(other.id)
+    assert broker.get(lease.id).state == "active"
+    for change in (broker.resume, lambda id_: broker.park(broker.request(ask("0.1"), kernel()).id)):
+        with pytest.raises(Refused) as refused:
+            change(lease.id)
+        assert refused.value.reason == "wrong_state"
+    broker.park(lease.id)
+    assert [ended.id for ended in broker.process_gone(process)] == [lease.id]
+
+
 def test_a_lost_device_ends_its_leases_and_is_not_granted(make) -> None:
     broker = make()
     leases = [broker.request(ask("1"), kernel(n)) for n in range(2)]

@@ -168,6 +168,16 @@ class Life(RuleBasedStateMachine):
         arguments = {"revoke": ("why",), "extend": (50.0,)}.get(how, ())
         getattr(self.broker, how)(lease.id, *arguments)
 
+    @precondition(lambda self: self.leases("active"))
+    @rule(data=st.data())
+    def park(self, data: st.DataObject) -> None:
+        self.broker.park(data.draw(st.sampled_from(self.leases("active"))).id)
+
+    @precondition(lambda self: self.leases("parked"))
+    @rule(data=st.data())
+    def resume(self, data: st.DataObject) -> None:
+        self.broker.resume(data.draw(st.sampled_from(self.leases("parked"))).id)
+
     @precondition(lambda self: self.leases("granted", "active"))
     @rule(data=st.data(), workers=st.integers(1, 3), wait=st.booleans())
     def lend(self, data: st.DataObject, workers: int, wait: bool) -> None:
