@@ -32,6 +32,8 @@ STOP_SECONDS = 2.0
 """How long a kernel gets to end by itself."""
 IDLE_SECONDS = 2.0
 """How long the last output of a request is waited for after its reply."""
+REPLY_SECONDS = 0.5
+"""How long a reply is waited for after the kernel has said that it is done with the request."""
 LOG_BYTES = 2**20
 TAIL_LINES = 12
 MOST_BASE = 30
@@ -144,9 +146,18 @@ class Member:
         try:
             if self.alive:
                 sender.send(message)
-            await asyncio.wait({reply, self.gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({reply, idle, self.gone}, return_when=asyncio.FIRST_COMPLETED)
             if not reply.done():
                 # What the process had sent before its end may be on the way still.
+                await asyncio.wait(
+                    {reply, self.gone},
+                    timeout=REPLY_SECONDS,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+            if not reply.done() and self.alive:
+                # A SIGINT just before or after the handler's own work swallows its reply.
+                return {"status": "error", "ename": "KeyboardInterrupt", "evalue": ""}
+            if not reply.done():
                 await asyncio.wait({reply}, timeout=0.1)
             if not reply.done():
                 raise RankDiedError(self.rank, await self.how_it_ended(), self.tail())

@@ -3,8 +3,9 @@
 What keeps a rank busy is ended by steps, each harder than the one before:
 
 1. SIGINT to all at once, which Python code sees at its next instruction;
-2. the connections between ranks are shut down, which ends a collective that waits in C++;
-3. SIGINT once more, and its connection to the rendezvous store is shut down too;
+2. its connections to other ranks and to the rendezvous store are shut down, which ends what waits
+   in C++;
+3. SIGINT once more;
 4. a rank that is busy still is killed: its variables are lost, those of the others stay.
 """
 
@@ -22,7 +23,7 @@ SETTLE_SECONDS = 0.1
 died is seen before the others' broken connections are taken for the cause."""
 INTERRUPT_SECONDS = 0.5
 FREE_SECONDS = 2.0
-LAST_SECONDS = 3.5
+LAST_SECONDS = 4.5
 
 Status = Literal["ok", "error", "interrupted", "died", "restarted"]
 
@@ -134,11 +135,10 @@ async def together(
             await _each(pending, tasks, lambda member: member.interrupt())
             await wait(INTERRUPT_SECONDS)
         if pending:
-            await _each(pending, tasks, lambda member: _free(member, everybody(), False))
+            await _each(pending, tasks, lambda member: _free(member, everybody()))
             await wait(FREE_SECONDS)
         if pending:
             await _each(pending, tasks, lambda member: member.interrupt())
-            await _each(pending, tasks, lambda member: _free(member, everybody(), True))
             await wait(LAST_SECONDS)
         killed = {tasks[task].rank for task in pending}
         for task in pending:
@@ -188,9 +188,9 @@ async def _each(
     await asyncio.gather(*(act(tasks[task]) for task in pending))
 
 
-async def _free(member: Member, everybody: Sequence[Member], store: bool) -> None:
+async def _free(member: Member, everybody: Sequence[Member]) -> None:
     pids = [other.process.pid for other in everybody if other is not member and other.alive]
-    asking = member.ask("control", "free", {"pids": pids, "store": store})
+    asking = member.ask("control", "free", {"pids": pids})
     try:
         await asyncio.wait_for(asking, 0.5)
     except (asyncio.TimeoutError, RankDiedError):

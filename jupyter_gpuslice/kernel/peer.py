@@ -58,8 +58,9 @@ class Peer:
         """End what blocks this rank in a collective; its Python state stays."""
         address = self._groups.address
         port = address[1] if address else None
-        count = peer_sockets.shut_down(content["pids"], port, content.get("store", False))
+        count = peer_sockets.shut_down(content["pids"], port)
         self._groups.abort()
+        self._groups.forget_client()
         return {"connections": count}
 
     def handler(self, operations: tuple[str, ...]) -> Any:

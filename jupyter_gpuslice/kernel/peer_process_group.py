@@ -21,6 +21,8 @@ from typing import Any
 
 _C10D = "torch.distributed.distributed_c10d"
 _STORE_WAIT = timedelta(seconds=300)
+_CONNECT_WAIT = timedelta(seconds=5)
+"""How long gloo may take to connect ranks that have all said that they are there."""
 
 
 class NoTorchError(Exception):
@@ -116,7 +118,6 @@ class ProcessGroups:
             c10d._world.pg_names.clear()
             c10d._world.pg_group_ranks.clear()
             c10d._world.group_count = 0
-        self._client = None
 
     # Asked from any thread
 
@@ -134,6 +135,10 @@ class ProcessGroups:
             for backend in {id(b): b for b in _backends(group)}.values():
                 if "NCCL" in type(backend).__name__ and hasattr(backend, "abort"):
                     backend.abort()
+
+    def forget_client(self) -> None:
+        """The connection to the store has been cut: the next process group gets a new one."""
+        self._client = None
 
     # A cell's own call
 
@@ -165,20 +170,28 @@ class ProcessGroups:
                 "This peer group has no rendezvous yet: run the cell with %%gpu train."
             )
         dist = _torch().distributed
-        if self._client is None:
+        client = self._client
+        if client is None:
             # The leader, too, is a client of its own store: a connection can then be cut
             # without harm to the store.
-            self._client = dist.TCPStore(
+            client = self._client = dist.TCPStore(
                 *self.address, is_master=False, timeout=_STORE_WAIT, wait_for_workers=False
             )
-        keys = f"gpuslice/{self.generation}/{self.count}"
+        store = dist.PrefixStore(f"gpuslice/{self.generation}/{self.count}", client)
         self.count += 1
-        original(
-            store=dist.PrefixStore(keys, self._client),
-            rank=self.rank,
-            world_size=self.world_size,
-            **arguments,
-        )
+        ours = {"store": store, "rank": self.rank, "world_size": self.world_size}
+        if arguments["backend"] != "gloo":
+            original(**ours, **arguments)
+            return
+        # gloo waits for a rank that does not connect for as long as for a collective, half an
+        # hour, and nothing wakes it: there is no connection yet that could be cut. So it starts
+        # when all are there and gets little time for this alone.
+        if store.add("here", 1) == self.world_size:
+            store.set("all", "1")
+        store.wait(["all"], _STORE_WAIT)
+        c10d = sys.modules[_C10D]
+        original(**ours, **{**arguments, "timeout": _CONNECT_WAIT})
+        c10d._set_pg_timeout(arguments.get("timeout") or c10d.default_pg_timeout)
 
     def _differences(self, asked: Mapping[str, Any], backend: Any) -> list[str]:
         words = []

@@ -59,11 +59,11 @@ def _table() -> Iterator[tuple[int, Connection]]:
             continue
 
 
-def shut_down(peers: Iterable[int], store_port: int | None, with_store: bool = False) -> int:
+def shut_down(peers: Iterable[int], store_port: int | None) -> int:
     """Shut down this process's connections to the processes ``peers``; returns how many.
 
-    The rendezvous store's are excepted; ``with_store`` takes in this process's own as a client,
-    for one that is blocked in waiting for a key (it gets a new one with the next process group).
+    Also its own as a client of the rendezvous store, in which it may wait for a key. In the rank
+    that has the store, those of the others stay: the store serves them on.
     """
     table = dict(_table())
     own = _sockets("self")
@@ -81,7 +81,7 @@ def shut_down(peers: Iterable[int], store_port: int | None, with_store: bool = F
             continue
         local_port, remote_port = connection.ports
         if store_port is not None and store_port in (local_port, remote_port):
-            wanted = with_store and remote_port == store_port
+            wanted = remote_port == store_port
         else:
             wanted = Connection(connection.remote, connection.local) in theirs
         if wanted and _shut(fd, inode):

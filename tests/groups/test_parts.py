@@ -211,7 +211,7 @@ class Double:
     async def ask(self, channel: str, operation: str, content: dict[str, Any]) -> dict[str, Any]:
         assert (channel, operation) == ("control", "free")
         assert 1000 + self.rank not in content["pids"]
-        self._step("store" if content["store"] else "free")
+        self._step("free")
         return {"status": "ok"}
 
     def kill(self) -> None:
@@ -232,7 +232,7 @@ def test_steps_of_escalation(monkeypatch) -> None:
         monkeypatch.setattr(together, f"{name}_SECONDS", 0.05)
 
     async def scenario() -> None:
-        heeds = ["never", "interrupt", "free", "store", "kill"]
+        heeds = ["never", "interrupt", "free", "kill"]
         ranks = [Double(rank, how) for rank, how in enumerate(heeds)]
         asyncio.get_running_loop().call_later(0.05, ranks[0].fails)
         outcomes = await together.together(
@@ -241,11 +241,9 @@ def test_steps_of_escalation(monkeypatch) -> None:
         assert ranks[0].told == []
         assert ranks[1].told == ["interrupt"]
         assert ranks[2].told == ["interrupt", "free"]
-        assert ranks[3].told == ["interrupt", "free", "interrupt", "store"]
-        assert ranks[4].told == ["interrupt", "free", "interrupt", "store", "kill"]
-        assert [outcomes.by_rank[rank].status for rank in range(5)] == [
-            "error", "interrupted", "interrupted", "interrupted", "restarted",
-        ]  # fmt: skip
+        assert ranks[3].told == ["interrupt", "free", "interrupt", "kill"]
+        statuses = [outcomes.by_rank[rank].status for rank in range(4)]
+        assert statuses == ["error", "interrupted", "interrupted", "restarted"]
         cause = outcomes.cause
         assert cause is not None
         assert cause.rank == 0
@@ -339,7 +337,7 @@ def test_only_connections_to_other_ranks_are_shut_down() -> None:
         assert near.recv(1) == b"x"
         store.sendall(b"x")  # still open
         # As the store's client: its far end has the store's port.
-        assert peer_sockets.shut_down([], far.getsockname()[1], with_store=True) == 1
+        assert peer_sockets.shut_down([], far.getsockname()[1]) == 1
         assert near.recv(1) == b""
         for end in (rank, store, near, far):
             end.close()
