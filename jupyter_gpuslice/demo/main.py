@@ -11,6 +11,8 @@ from ..devices import open_devices
 from .check import Walk
 from .hub import SIMULATED, DemoError, DemoHub
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 def choose_devices() -> tuple[str, str]:
     """What to simulate (empty: nothing, the machine has GPUs) and the sentence that says so."""
@@ -27,7 +29,7 @@ def choose_devices() -> tuple[str, str]:
 
 def serve() -> int:
     """Run the demo until Ctrl-C. Returns the exit status."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    catch_signals()
     simulate, about = choose_devices()
     print("Starting a JupyterHub on this machine …", flush=True)
     hub = DemoHub(simulate)
@@ -48,7 +50,7 @@ def serve() -> int:
 
 def check() -> int:
     """Walk the main job by script and report each step. Returns the exit status."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    catch_signals()
     simulate, about = choose_devices()
     print(f"devices: {about}", flush=True)
     hub = DemoHub(simulate)
@@ -71,7 +73,16 @@ def print_step(text: str, done: bool) -> None:
     print(f"✓ {text}" if done else f"    {text}", flush=True)
 
 
+def catch_signals() -> None:
+    """Ctrl-C, `kill` and a closed terminal all end the demo in order, and only once."""
+    for signum in ENDING:
+        signal.signal(signum, _interrupt)
+
+
 def _interrupt(signum: int, frame: Any) -> NoReturn:
+    # a second Ctrl-C must not cut the stopping short: that has deadlines of its own
+    for each in ENDING:
+        signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 

@@ -106,7 +106,7 @@ class Visitor:
 
     def get(self, path: str) -> requests.Response:
         """GET a page or a resource; DemoError for any answer but success."""
-        return self._checked(self._session.get(self._url(path), timeout=REQUEST_SECONDS))
+        return self._ask("GET", self._url(path))
 
     def json(self, path: str) -> Any:
         """GET and decode JSON."""
@@ -119,24 +119,14 @@ class Visitor:
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """A REST call as a page's script makes it: cookies, and the XSRF token in a header."""
         url = self._url(path)
-        answer = self._session.request(
-            method,
-            url,
-            json=body,
-            headers={"X-XSRFToken": self.xsrf(url), "Referer": self._url("hub/home")},
-            timeout=REQUEST_SECONDS,
-        )
-        self._checked(answer)
+        headers = {"X-XSRFToken": self.xsrf(url), "Referer": self._url("hub/home")}
+        answer = self._ask(method, url, json=body, headers=headers)
         return answer.json() if answer.content else None
 
     def submit(self, page: requests.Response, form: Form) -> requests.Response:
         """Send a form of a page that was read."""
         url = urljoin(page.url, form.action)
-        return self._checked(
-            self._session.post(
-                url, data=form.values, headers={"Referer": page.url}, timeout=REQUEST_SECONDS
-            )
-        )
+        return self._ask("POST", url, data=form.values, headers={"Referer": page.url})
 
     def log_in(self, password: str) -> None:
         """Through the login page's form. DemoError if the hub does not let us in."""
@@ -154,15 +144,15 @@ class Visitor:
         deadline = time.monotonic() + seconds
         path = f"hub/api/users/{self.name}/server/progress"
         url = self._url(path)
-        with self._session.get(
+        with self._ask(
+            "GET",
             url,
             params={"_xsrf": self.xsrf(url)},
             headers={"Accept": "text/event-stream", "Referer": self._url("hub/home")},
             stream=True,
             timeout=seconds,
         ) as answer:
-            self._checked(answer)
-            for line in answer.iter_lines(decode_unicode=True):
+            for line in lines_of(answer):
                 if time.monotonic() > deadline:
                     raise DemoError(f"The server was not ready within {seconds:.0f} s.")
                 if not line.startswith("data:"):
@@ -195,16 +185,28 @@ class Visitor:
         url = self._url(path)
         request = self._session.prepare_request(requests.Request("GET", url))
         parts = urlsplit(self.hub)
-        return websocket.create_connection(
-            "ws" + url.removeprefix("http"),
-            timeout=REQUEST_SECONDS,
-            cookie=request.headers.get("Cookie", ""),
-            origin=f"{parts.scheme}://{parts.netloc}",
-            http_no_proxy=[parts.hostname],
-        )
+        try:
+            return websocket.create_connection(
+                "ws" + url.removeprefix("http"),
+                timeout=REQUEST_SECONDS,
+                cookie=request.headers.get("Cookie", ""),
+                origin=f"{parts.scheme}://{parts.netloc}",
+                http_no_proxy=[parts.hostname],
+            )
+        except (websocket.WebSocketException, OSError) as error:
+            raise DemoError(f"No connection to {url.partition('?')[0]}: {error}") from error
 
     def _url(self, path: str) -> str:
         return urljoin(self.hub, path)
+
+    def _ask(self, method: str, url: str, **how: Any) -> requests.Response:
+        """One request and its answer; DemoError for none, or any but success."""
+        try:
+            answer = self._session.request(method, url, **{"timeout": REQUEST_SECONDS, **how})
+        except requests.RequestException as error:
+            where = url.partition("?")[0]
+            raise DemoError(f"{method} {where} got no answer: {type(error).__name__}.") from error
+        return self._checked(answer)
 
     @staticmethod
     def _checked(answer: requests.Response) -> requests.Response:
@@ -216,6 +218,14 @@ class Visitor:
         # without the query, where tokens may stand
         where = answer.url.partition("?")[0]
         raise DemoError(f"{answer.request.method} {where} answered {answer.status_code}{words}")
+
+
+def lines_of(answer: requests.Response) -> Iterator[str]:
+    """The lines of an answer as they come; DemoError when it breaks off."""
+    try:
+        yield from answer.iter_lines(decode_unicode=True)
+    except requests.RequestException as error:
+        raise DemoError(f"The answer broke off: {type(error).__name__}.") from error
 
 
 # ---- kernels -------------------------------------------------------------------------------------

@@ -39,8 +39,12 @@ def test_the_check_walks_the_main_job(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("gpuslice-demo-*"))
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_it_greets_serves_and_leaves_nothing(signum: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "signals",
+    [[signal.SIGINT, signal.SIGINT], [signal.SIGTERM], [signal.SIGHUP]],
+    ids=["Ctrl-C twice", "kill", "terminal closed"],
+)
+def test_it_greets_serves_and_leaves_nothing(signals: list[int], tmp_path: Path) -> None:
     process = demo(tmp_path)
     try:
         assert process.stdout is not None
@@ -56,7 +60,9 @@ def test_it_greets_serves_and_leaves_nothing(signum: int, tmp_path: Path) -> Non
         assert re.search(r"ana +\w{10}\n +ben +\w{10}", text)
         assert "simulated" in text or "of this machine" in text
         assert requests.get(f"{url[0]}hub/login", timeout=30).status_code == 200
-        process.send_signal(signum)
+        for signum in signals:
+            process.send_signal(signum)
+            time.sleep(0.3)
         out, _ = process.communicate(timeout=90)
     finally:
         process.kill()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jupyter_gpuslice.demo.check import cell_of_example, choose
-from jupyter_gpuslice.demo.hub import DemoError
+from jupyter_gpuslice.demo.hub import DemoError, free_ports
 from jupyter_gpuslice.demo.visitor import Form, Visitor, forms_of
 
 PAGE = """
@@ -87,3 +87,13 @@ def test_the_example_has_the_cells_that_the_check_runs(start: str) -> None:
 def test_a_cell_that_is_missing_is_named() -> None:
     with pytest.raises(DemoError, match="no cell that starts with '%dance'"):
         cell_of_example("%dance")
+
+
+def test_a_hub_that_does_not_answer_is_an_error_in_words() -> None:
+    (port,) = free_ports(1)
+    visitor = Visitor(f"http://127.0.0.1:{port}/", "ana")
+    with pytest.raises(DemoError, match="hub/login got no answer: ConnectionError"):
+        visitor.log_in("x")
+    with pytest.raises(DemoError, match="No connection to http://127.0.0.1"):
+        visitor.connect("user/ana/api/kernels/1/channels?session_id=2")
+    visitor.close()
