@@ -51,10 +51,13 @@ class GroupLease:
         self.id = lease.id
         return bool(lease.holds)
 
-    async def granted(self, say: Callable[[str], None]) -> None:
-        """Wait for the grant; ``say`` gets a sentence whenever the place in the queue changes.
+    async def granted(
+        self, say: Callable[[str], None], stop: asyncio.Event | None = None
+    ) -> None:
+        """Wait for the grant, or for ``stop``.
 
-        :class:`Refused` if the lease ended before.
+        ``say`` gets a sentence whenever the place in the queue changes. :class:`Refused` if the
+        lease ended before.
         """
         if self.id is None:
             return
@@ -73,7 +76,9 @@ class GroupLease:
                 moved.clear()
                 position = broker.position(lease.id)
                 say(f"Waiting for {self._workers} x {self._request}: position {position}.")
-                await moved.wait()
+                await _either(moved, stop)
+                if stop is not None and stop.is_set():
+                    return
         finally:
             unsubscribe()
 
@@ -92,6 +97,19 @@ class GroupLease:
         """These processes hold it now. :class:`Refused` if it has ended meanwhile."""
         if self.id is not None:
             self._runtime.broker.activate(self.id, pids)
+
+    @property
+    def parked(self) -> bool:
+        return self.id is not None and self._current().state == "parked"
+
+    def park(self) -> None:
+        """The ranks use no device until the next cell."""
+        if self.id is not None and self._current().state in ("active", "queued"):
+            self._runtime.broker.park(self.id)
+
+    def resume(self, instead_of: str | None) -> None:
+        """They need it again; :meth:`granted` waits for it."""
+        self._runtime.broker.resume(self.id, instead_of)
 
     async def release(self, why: str) -> None:
         """Give it back; to be called when the ranks are gone."""
@@ -119,3 +137,13 @@ class GroupLease:
         if lease is None:
             raise Refused("not_found", "The group's lease is gone.")
         return lease
+
+
+async def _either(moved: asyncio.Event, stop: asyncio.Event | None) -> None:
+    events = [event for event in (moved, stop) if event is not None]
+    waiting = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waiting:
+            each.cancel()

@@ -5,33 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from ..broker.explain import Refused
 from ..broker.lease import Holder, Lease
 from ..devices.process import Process
 from ..isolation.environment import installed_torch, slice_environment
-from ..request import GpuRequest
-from .backend import BACKENDS
 from .cell import Cell, run
 from .group import Group
 from .lease import GroupLease
 from .members import Launcher, RankDiedError, StartFailedError
+from .plan import Plan
 from .stream import Outbox
 from .team import StepFailedError, Team
 from .torchrun import local_devices, torchrun_environment
 from .watch import watch
 
 Listener = Callable[[str, dict[str, Any]], None]
-
-MOST_WORKERS = 64
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
-_FIELDS = (
-    "name", "workers", "request", "backend", "kernel", "kernel_name", "cwd", "lend", "wait",
-)  # fmt: skip
 
 
 class _Entry:
@@ -94,7 +86,7 @@ class GroupManager:
         Then it starts by itself, and a cell sent to it waits, telling the place in the queue.
         Either all ranks start or nothing stays behind.
         """
-        plan = _Plan.parse(body, caller)
+        plan = Plan.parse(body, caller)
         for entry in self._entries.values():
             same = (entry.group.name, entry.group.kernel) == (plan.name, plan.kernel)
             if same and entry.ending is None:
@@ -138,7 +130,7 @@ class GroupManager:
                 raise
         return group.to_dict()
 
-    async def _start(self, entry: _Entry, kernel_name: str, plan: _Plan) -> None:
+    async def _start(self, entry: _Entry, kernel_name: str, plan: Plan) -> None:
         group = entry.group
 
         def say(text: str) -> None:
@@ -449,69 +441,6 @@ class GroupManager:
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, Refused):
             self._log.error("A task of a peer group failed", exc_info=error)
-
-
-class _Plan:
-    """What is asked for when a group is made, checked."""
-
-    name: str
-    workers: int
-    request: GpuRequest
-    backend: str
-    kernel: str | None
-    kernel_name: str | None
-    cwd: str | None
-    lend: bool
-    wait: bool
-
-    @classmethod
-    def parse(cls, body: Any, caller: Any) -> _Plan:
-        if not isinstance(body, Mapping):
-            raise Refused("bad_request", "The body of this call is a JSON object.")
-        unknown = sorted(set(body) - set(_FIELDS))
-        if unknown:
-            raise Refused("bad_request", f"Unknown field {str(unknown[0])[:40]!r}.")
-        plan = cls()
-        plan.name = _text(body, "name") or "default"
-        if not _NAME.fullmatch(plan.name):
-            raise Refused(
-                "bad_request",
-                f"{plan.name[:40]!r} cannot be a group's name.",
-                "Use letters, digits, '.', '_' and '-', up to 63.",
-            )
-        workers = body.get("workers", 1)
-        if type(workers) is not int or not 1 <= workers <= MOST_WORKERS:
-            raise Refused("bad_request", f"'workers' is a number from 1 to {MOST_WORKERS}.")
-        plan.workers = workers
-        plan.request = GpuRequest.parse(_text(body, "request") or "auto")
-        plan.backend = _text(body, "backend") or "auto"
-        if plan.backend not in BACKENDS:
-            raise Refused("bad_request", f"A backend is one of {', '.join(BACKENDS)}.")
-        own = getattr(caller, "kernel", None)
-        plan.kernel = _text(body, "kernel") or own
-        if own is not None and not caller.stands_for(plan.kernel):
-            raise Refused("not_owner", "A kernel may only make groups of its own.")
-        plan.kernel_name = _text(body, "kernel_name")
-        plan.cwd = _text(body, "cwd")
-        if plan.cwd is not None and not os.path.isdir(plan.cwd):
-            raise Refused("bad_request", "'cwd' is no folder on this server.")
-        plan.lend = _flag(body, "lend")
-        plan.wait = _flag(body, "wait")
-        return plan
-
-
-def _text(body: Mapping[str, Any], name: str) -> str | None:
-    value = body.get(name)
-    if value is not None and not isinstance(value, str):
-        raise Refused("bad_request", f"{name!r} is a text.")
-    return value or None
-
-
-def _flag(body: Mapping[str, Any], name: str) -> bool:
-    value = body.get(name, False)
-    if value is not None and not isinstance(value, bool):
-        raise Refused("bad_request", f"{name!r} is true or false.")
-    return bool(value)
 
 
 def _owns(caller: Any, group: Group) -> bool:

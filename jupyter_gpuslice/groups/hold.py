@@ -1,0 +1,80 @@
+"""A group whose slices are held only while a cell runs; its ranks stay warm in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..broker.explain import Refused
+from .group import Group
+from .lease import GroupLease
+from .stream import Outbox
+from .team import StepFailedError, Team
+
+KEPT = (
+    "{user} is in use in the worker, so its device memory cannot be given back yet: it keeps its "
+    "slice until `%gpu stop --name {name}`."
+)
+
+
+class Hold:
+    """Takes a group's slices before a cell and gives them back after it.
+
+    ``environment(rank)`` is what a rank's slice means in its environment (``None``: unset).
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        lease: GroupLease,
+        environment: Callable[[int], Mapping[str, str | None]],
+    ) -> None:
+        self._group = group
+        self._lease = lease
+        self._environment = environment
+
+    async def take(self, team: Team, outbox: Outbox, instead_of: str | None) -> None:
+        """Get the slices back, waiting in the queue if need be, and put them in place.
+
+        ``instead_of``: an ``auto`` lease that gives way. :class:`Refused` and
+        :class:`StepFailedError` leave the group without them.
+        """
+        if not self._lease.parked:
+            return
+        self._lease.resume(instead_of)
+        await self._lease.granted(
+            lambda text: outbox.put({"type": "status", "text": text}), team.stop
+        )
+        if team.stop.is_set():
+            self._lease.park()
+            return
+        if self._lease.id is not None:
+            self._group.granted(self._lease.id, self._lease.slices())
+        for member in team.everybody():
+            content = {"environment": dict(self._environment(member.rank))}
+            await team.step([member], "hold", content, team.stop)
+
+    async def give_back(self, team: Team, outbox: Outbox) -> None:
+        """Give the slices back unless something in a rank still uses its device."""
+        if self._lease.parked or self._group.dead:
+            return
+        try:
+            replies = await team.step(team.everybody(), "hold", {}, _never())
+        except StepFailedError:
+            return
+        users = [str(reply["cuda"]) for reply in replies.values() if reply.get("cuda")]
+        if users:
+            text = KEPT.format(user=users[0], name=self._group.name)
+            outbox.put({"type": "notice", "text": text})
+            return
+        self._lease.park()
+        self._group.granted(self._group.lease or "", [()] * self._group.workers)
+
+
+def _never() -> Any:
+    import asyncio
+
+    return asyncio.Event()
+
+
+__all__ = ["Hold", "Refused"]

@@ -1,0 +1,82 @@
+"""What is asked for when a group is made."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ..broker.explain import Refused
+from ..request import GpuRequest
+from .backend import BACKENDS
+
+MOST_WORKERS = 64
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+_FIELDS = (
+    "name", "workers", "request", "backend", "kernel", "kernel_name", "cwd", "lend", "wait",
+)  # fmt: skip
+
+
+class Plan:
+    """The JSON body of the call, checked."""
+
+    name: str
+    workers: int
+    request: GpuRequest
+    backend: str
+    kernel: str | None
+    kernel_name: str | None
+    cwd: str | None
+    lend: bool
+    wait: bool
+
+    @classmethod
+    def parse(cls, body: Any, caller: Any) -> Plan:
+        """:class:`Refused` or ``RequestError`` says what is wrong with it."""
+        if not isinstance(body, Mapping):
+            raise Refused("bad_request", "The body of this call is a JSON object.")
+        unknown = sorted(set(body) - set(_FIELDS))
+        if unknown:
+            raise Refused("bad_request", f"Unknown field {str(unknown[0])[:40]!r}.")
+        plan = cls()
+        plan.name = _text(body, "name") or "default"
+        if not _NAME.fullmatch(plan.name):
+            raise Refused(
+                "bad_request",
+                f"{plan.name[:40]!r} cannot be a group's name.",
+                "Use letters, digits, '.', '_' and '-', up to 63.",
+            )
+        workers = body.get("workers", 1)
+        if type(workers) is not int or not 1 <= workers <= MOST_WORKERS:
+            raise Refused("bad_request", f"'workers' is a number from 1 to {MOST_WORKERS}.")
+        plan.workers = workers
+        plan.request = GpuRequest.parse(_text(body, "request") or "auto")
+        plan.backend = _text(body, "backend") or "auto"
+        if plan.backend not in BACKENDS:
+            raise Refused("bad_request", f"A backend is one of {', '.join(BACKENDS)}.")
+        own = getattr(caller, "kernel", None)
+        plan.kernel = _text(body, "kernel") or own
+        if own is not None and not caller.stands_for(plan.kernel):
+            raise Refused("not_owner", "A kernel may only make groups of its own.")
+        plan.kernel_name = _text(body, "kernel_name")
+        plan.cwd = _text(body, "cwd")
+        if plan.cwd is not None and not os.path.isdir(plan.cwd):
+            raise Refused("bad_request", "'cwd' is no folder on this server.")
+        plan.lend = _flag(body, "lend")
+        plan.wait = _flag(body, "wait")
+        return plan
+
+
+def _text(body: Mapping[str, Any], name: str) -> str | None:
+    value = body.get(name)
+    if value is not None and not isinstance(value, str):
+        raise Refused("bad_request", f"{name!r} is a text.")
+    return value or None
+
+
+def _flag(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name, False)
+    if value is not None and not isinstance(value, bool):
+        raise Refused("bad_request", f"{name!r} is true or false.")
+    return bool(value)
