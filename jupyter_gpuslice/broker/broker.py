@@ -243,10 +243,13 @@ class Broker:
         return slices
 
     def park(self, lease_id: str) -> Lease:
-        """Give an active lease's slices back and keep the lease; its holder uses no device now."""
+        """Give the slices back, or the place in the queue, and keep the lease.
+
+        For a holder that lives and uses no device now.
+        """
         with self._change() as draft:
             lease = self._live(lease_id)
-            if lease.state != "active":
+            if lease.state not in ("active", "queued"):
                 raise Refused(
                     "wrong_state", f"The lease is {lease.state}.", "Only an active one is parked."
                 )
@@ -254,9 +257,14 @@ class Broker:
             draft.serve()
         return lease
 
-    def resume(self, lease_id: str) -> Lease:
-        """Ask for a parked lease's slices again: granted at once, or it waits like any other."""
+    def resume(self, lease_id: str, instead_of: str | None = None) -> Lease:
+        """Ask for a parked lease's slices again: granted at once, or it waits like any other.
+
+        ``instead_of`` names an ``auto`` lease that gives way, as in :meth:`request`.
+        """
         with self._change() as draft:
+            if instead_of is not None:
+                draft.give_way(self._live(instead_of))
             lease = self._live(lease_id)
             if lease.state != "parked":
                 raise Refused(

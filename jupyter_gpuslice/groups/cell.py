@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..broker.explain import Refused
+from .hold import Hold
 from .members import Member, RankDiedError, StartFailedError, execution
 from .stream import Outbox, translate
 from .team import StepFailedError, Team, describe
 from .together import Outcomes
 
-_FIELDS = ("code", "ranks", "train", "silent", "push", "pull")
+_FIELDS = ("code", "ranks", "train", "silent", "push", "pull", "lend")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is asked for. ``push`` is a base64 pickle of a dict, ``pull`` names of variables."""
+    """What is asked for. ``push`` is a base64 pickle of a dict, ``pull`` names of variables.
+
+    ``lend``: the notebook's own ``auto`` lease may give way for the cell's time.
+    """
 
     code: str
     ranks: tuple[int, ...]
@@ -26,6 +30,7 @@ class Cell:
     silent: bool = False
     push: str | None = None
     pull: tuple[str, ...] = ()
+    lend: bool = False
 
     @classmethod
     def parse(cls, body: Any, workers: int) -> Cell:
@@ -42,9 +47,9 @@ class Cell:
             raise Refused("bad_request", "'pull' is a list of names.")
         if not code and push is None and not pull:
             raise Refused("bad_request", "There is nothing to do: give code, push or pull.")
-        train, silent = body.get("train", False), body.get("silent", False)
-        if not isinstance(train, bool) or not isinstance(silent, bool):
-            raise Refused("bad_request", "'train' and 'silent' are true or false.")
+        train, silent, lend = (body.get(name, False) for name in ("train", "silent", "lend"))
+        if not all(isinstance(flag, bool) for flag in (train, silent, lend)):
+            raise Refused("bad_request", "'train', 'silent' and 'lend' are true or false.")
         ranks = _ranks(body.get("ranks"), workers)
         if train and len(ranks) < workers:
             raise Refused(
@@ -52,7 +57,7 @@ class Cell:
                 "A cell that trains runs on every rank: a collective waits for all of them.",
                 "Use %%gpu run for some of the ranks.",
             )
-        return cls(code, ranks, train, silent, push, tuple(pull))
+        return cls(code, ranks, train, silent, push, tuple(pull), lend)
 
 
 def _ranks(value: Any, workers: int) -> tuple[int, ...]:
@@ -67,10 +72,17 @@ def _ranks(value: Any, workers: int) -> tuple[int, ...]:
     return tuple(sorted(set(value)))
 
 
-async def run(team: Team, cell: Cell, outbox: Outbox) -> None:
+async def run(
+    team: Team,
+    cell: Cell,
+    outbox: Outbox,
+    hold: Hold | None = None,
+    lent: Callable[[], str | None] = lambda: None,
+) -> None:
     """Run the cell; everything that is to be said of it goes to ``outbox``, ``done`` last.
 
-    The caller holds the team's lock.
+    The caller holds the team's lock. ``hold``: the group has its slices only while code runs;
+    ``lent`` then names the lease that gives way for it.
     """
     began = time.monotonic()
     statuses: dict[int, str] = {}
@@ -79,9 +91,12 @@ async def run(team: Team, cell: Cell, outbox: Outbox) -> None:
         _interrupted(cell, outbox)
         _done(cell, outbox, began, statuses)
         return
+    hold = hold if cell.code else None
     try:
+        if hold is not None:
+            await hold.take(team, outbox, lent() if cell.lend else None)
         await _revive(team, outbox)
-    except (StartFailedError, RankDiedError, Refused) as error:
+    except (StartFailedError, RankDiedError, StepFailedError, Refused) as error:
         text = f"{error.message} {error.hint}".strip() if isinstance(error, Refused) else str(error)
         team.group.broke(text)
         _fail(outbox, "StartFailed", text)
@@ -105,6 +120,8 @@ async def run(team: Team, cell: Cell, outbox: Outbox) -> None:
         _notice(outbox, f"The group was stopped. {team.group.detail}".strip())
     else:
         await _mend(team, outbox)
+        if hold is not None:
+            await hold.give_back(team, outbox)
     _done(cell, outbox, began, statuses, ok)
 
 

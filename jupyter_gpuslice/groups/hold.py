@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any
 
-from ..broker.explain import Refused
 from .group import Group
 from .lease import GroupLease
 from .stream import Outbox
@@ -50,16 +49,14 @@ class Hold:
             return
         if self._lease.id is not None:
             self._group.granted(self._lease.id, self._lease.slices())
-        for member in team.everybody():
-            content = {"environment": dict(self._environment(member.rank))}
-            await team.step([member], "hold", content, team.stop)
+        await self._put_in_place(team, team.stop)
 
     async def give_back(self, team: Team, outbox: Outbox) -> None:
         """Give the slices back unless something in a rank still uses its device."""
         if self._lease.parked or self._group.dead:
             return
         try:
-            replies = await team.step(team.everybody(), "hold", {}, _never())
+            replies = await team.step(team.everybody(), "hold", {}, asyncio.Event())
         except StepFailedError:
             return
         users = [str(reply["cuda"]) for reply in replies.values() if reply.get("cuda")]
@@ -67,14 +64,15 @@ class Hold:
             text = KEPT.format(user=users[0], name=self._group.name)
             outbox.put({"type": "notice", "text": text})
             return
-        self._lease.park()
         self._group.granted(self._group.lease or "", [()] * self._group.workers)
+        try:
+            # Whatever runs between cells shall find no device.
+            await self._put_in_place(team, asyncio.Event())
+        except StepFailedError:
+            return
+        self._lease.park()
 
-
-def _never() -> Any:
-    import asyncio
-
-    return asyncio.Event()
-
-
-__all__ = ["Hold", "Refused"]
+    async def _put_in_place(self, team: Team, stop: asyncio.Event) -> None:
+        for member in team.everybody():
+            content = {"environment": dict(self._environment(member.rank))}
+            await team.step([member], "hold", content, stop)

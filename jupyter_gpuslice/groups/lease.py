@@ -51,9 +51,7 @@ class GroupLease:
         self.id = lease.id
         return bool(lease.holds)
 
-    async def granted(
-        self, say: Callable[[str], None], stop: asyncio.Event | None = None
-    ) -> None:
+    async def granted(self, say: Callable[[str], None], stop: asyncio.Event | None = None) -> None:
         """Wait for the grant, or for ``stop``.
 
         ``say`` gets a sentence whenever the place in the queue changes. :class:`Refused` if the

@@ -6,15 +6,17 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from ..broker.explain import Refused
 from ..broker.lease import Holder, Lease
+from ..devices.device import Device
 from ..devices.process import Process
 from ..isolation.environment import installed_torch, slice_environment
 from .cell import Cell, run
 from .group import Group
+from .hold import Hold
 from .lease import GroupLease
 from .members import Launcher, RankDiedError, StartFailedError
 from .plan import Plan
@@ -33,6 +35,7 @@ class _Entry:
         self.group = group
         self.lease = lease
         self.team: Team | None = None
+        self.hold: Hold | None = None
         self.starting: asyncio.Task[None] | None = None
         self.cells: dict[asyncio.Task[None], asyncio.Event] = {}
         """What runs or waits to run, and how to stop it."""
@@ -152,6 +155,10 @@ class GroupManager:
                 cwd=plan.cwd,
                 asked_backend=plan.backend,
             )
+            if plan.hold == "cell":
+                entry.hold = Hold(
+                    group, entry.lease, lambda rank: self._slice_environment(entry, rank, torch)
+                )
             if entry.lease.id is not None:
                 group.granted(entry.lease.id, entry.lease.slices())
             await entry.team.start()
@@ -178,27 +185,37 @@ class GroupManager:
         if entry.lease.id is not None:
             entry.group.granted(entry.lease.id, entry.lease.slices())
 
+    def _slice_environment(
+        self, entry: _Entry, rank: int, torch: tuple[int, int] | None
+    ) -> dict[str, str | None]:
+        devices = self._devices()
+        slices = [member.slices for member in entry.group.ranks]
+        environment = slice_environment(
+            slices[rank], devices, entry.lease.isolation, environ=os.environ, torch=torch
+        )
+        visible = local_devices(slices, devices)
+        if visible is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
+        return environment
+
+    def _devices(self) -> Sequence[Device]:
+        return [member.device for member in self._runtime.broker.pool] if self._runtime else []
+
     def _environment(
         self, entry: _Entry, rank: int, torch: tuple[int, int] | None
     ) -> dict[str, str]:
         group, lease = entry.group, entry.lease
         slices = [member.slices for member in group.ranks]
-        devices = [member.device for member in self._runtime.broker.pool] if self._runtime else []
-        visible = local_devices(slices, devices)
         # Simulated devices are nothing that CUDA could see: such ranks are as on a CPU.
-        kinds = {device.uuid: device.kind for device in devices}
+        kinds = {device.uuid: device.kind for device in self._devices()}
         real = any(kinds.get(s.device) != "simulated" for own in slices for s in own)
         environment: dict[str, str | None] = dict(os.environ)
-        environment |= slice_environment(
-            slices[rank], devices, lease.isolation, environ=os.environ, torch=torch
-        )
-        if visible is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
+        environment |= self._slice_environment(entry, rank, torch)
         environment |= torchrun_environment(
             rank,
             group.workers,
             group.id,
-            alone=real and visible is None,
+            alone=real and local_devices(slices, self._devices()) is None,
             cpus=len(os.sched_getaffinity(0)),
             inherited=os.environ,
         )
@@ -248,7 +265,9 @@ class GroupManager:
             async with team.lock:
                 if not team.closing:
                     team.stop = stop
-                    await run(team, cell, outbox)
+                    await run(
+                        team, cell, outbox, entry.hold, lambda: self._auto_lease(entry.group.kernel)
+                    )
                     return
             raise Refused("group_stopped", "The group was stopped.", entry.group.detail)
         except Refused as error:

@@ -14,7 +14,7 @@ from .backend import BACKENDS
 MOST_WORKERS = 64
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _FIELDS = (
-    "name", "workers", "request", "backend", "kernel", "kernel_name", "cwd", "lend", "wait",
+    "name", "workers", "request", "backend", "kernel", "kernel_name", "cwd", "lend", "wait", "hold",
 )  # fmt: skip
 
 
@@ -30,6 +30,8 @@ class Plan:
     cwd: str | None
     lend: bool
     wait: bool
+    hold: str
+    """``group``: the slices are the group's for its life; ``cell``: while a cell runs."""
 
     @classmethod
     def parse(cls, body: Any, caller: Any) -> Plan:
@@ -65,6 +67,9 @@ class Plan:
             raise Refused("bad_request", "'cwd' is no folder on this server.")
         plan.lend = _flag(body, "lend")
         plan.wait = _flag(body, "wait")
+        plan.hold = _text(body, "hold") or "group"
+        if plan.hold not in ("group", "cell"):
+            raise Refused("bad_request", "'hold' is group or cell.")
         return plan
 
 

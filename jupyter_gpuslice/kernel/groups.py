@@ -84,6 +84,7 @@ class Groups:
         lend: Callable[[], bool] = lambda: False,
         wait: bool = False,
         fresh: bool = False,
+        hold: str = "group",
     ) -> tuple[dict[str, Any], bool]:
         """The group of that name and shape, and whether it was made just now.
 
@@ -106,6 +107,7 @@ class Groups:
             "lend": lend(),
             "wait": wait,
             "cwd": os.getcwd(),
+            "hold": hold,
         }
         many = f"{workers} workers" if workers > 1 else "a worker"
         print(f"Starting {many} with {request} each…" if workers > 1 else f"Starting {many}…")
@@ -152,12 +154,14 @@ class Groups:
         ranks: list[int] | None = None,
         train: bool = False,
         show: set[int] | None = None,
+        lend: bool = False,
     ) -> Renderer:
         """Run code on the ranks and render what they say until all are done.
 
+        ``lend``: this kernel's own ``auto`` slice may serve the cell.
         :class:`PeerError` if a rank failed, ``CellInterrupted`` after an interrupt.
         """
-        body: dict[str, Any] = {"code": code, "train": train}
+        body: dict[str, Any] = {"code": code, "train": train, "lend": lend}
         return self._follow(group, body, ranks, show)
 
     def push(self, group: dict[str, Any], pickled: str) -> None:

@@ -41,8 +41,8 @@ Over a cell:
                                 request; the group is made on first use and warm after
 %%gpu run [--ranks 0,2|0-2] [--name g] [--show 0,2]
                                 run it on an existing group
-%%gpu 0.5 [--fresh]             run it in a warm worker of its own that holds that slice and
-                                keeps the cell's names for the next such cell
+%%gpu 0.5 [--fresh]             run it in a warm worker of its own that holds that slice while a
+                                cell runs and keeps the cell's names for the next such cell
 
 A request is a share of a GPU (0.5), memory (10GiB, 10GiB/50%), whole GPUs (2), slices on several
 GPUs (2x0.5), a MIG profile (1g.10gb), any of them on a model (h100:0.5), or auto: what is free.
@@ -68,8 +68,9 @@ _GAVE_WAY = (
     "This kernel's own slice (auto) gave way to the group; it comes back when there is room again."
 )
 _WORKER = (
-    "This cell runs in a worker of its own, which holds {request} until `%gpu stop --name cell` "
-    "and keeps the cell's names for the next such cell; `%gpu pull x --name cell` brings one here."
+    "This cell runs in a worker of its own, which holds {request} while a cell runs in it and "
+    "keeps the cell's names for the next such cell; `%gpu pull x --name cell` brings one here, "
+    "`%gpu stop --name cell` ends it."
 )
 
 
@@ -383,13 +384,19 @@ class GpuMagics(Magics):
     def _worker(self, args: Any, code: str) -> None:
         def ensure() -> tuple[dict[str, Any], bool]:
             group, made = self._made(
-                name=CELL, workers=1, request=args.request, named=True, fresh=args.fresh
+                name=CELL,
+                workers=1,
+                request=args.request,
+                named=True,
+                fresh=args.fresh,
+                hold="cell",
+                wait=True,
             )
             if made:
                 print(_WORKER.format(request=group.get("request")), flush=True)
             return group, made
 
-        self._remade(ensure, lambda group: self._run_on(group, code))
+        self._remade(ensure, lambda group: self._run_on(group, code, lend=self._lends()))
 
     def _remade(self, ensure: Any, run: Any) -> None:
         """Run on a group that was thought to live; if it has ended meanwhile, on a new one."""
@@ -410,10 +417,11 @@ class GpuMagics(Magics):
         ranks: list[int] | None = None,
         train: bool = False,
         show: list[int] | None = None,
+        lend: bool = False,
     ) -> None:
         shown = None if show is None else set(show)
         try:
-            self.groups.execute(group, code, ranks=ranks, train=train, show=shown)
+            self.groups.execute(group, code, ranks=ranks, train=train, show=shown, lend=lend)
         finally:
             if self.hook is not None:
                 # What the group took of this kernel's own slice was said when it was lent.

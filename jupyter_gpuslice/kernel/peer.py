@@ -13,7 +13,7 @@ import warnings
 from typing import Any
 
 from . import peer_sockets, peer_values
-from .frameworks import watch_torch
+from .frameworks import cuda_user, watch_torch
 from .peer_process_group import ProcessGroups, watch_import
 
 REQUEST = "gpuslice_peer_request"
@@ -48,6 +48,15 @@ class Peer:
 
     def pull(self, content: dict[str, Any]) -> dict[str, Any]:
         return {"values": peer_values.pull(self._shell.user_ns, content["names"])}
+
+    def hold(self, content: dict[str, Any]) -> dict[str, Any]:
+        """Another slice from now on, or none; tells what uses the device, if anything does."""
+        for name, value in content.get("environment", {}).items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        return {"cuda": cuda_user()}
 
     # Control channel
 
@@ -97,7 +106,7 @@ def install() -> None:
     groups = ProcessGroups(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     peer = Peer(shell, groups)
     kernel.shell_handlers[REQUEST] = peer.handler(
-        ("probe", "open_store", "meet", "join", "push", "pull")
+        ("probe", "open_store", "meet", "join", "push", "pull", "hold")
     )
     kernel.control_handlers[REQUEST] = peer.handler(("state", "free"))
     watch_import(groups)

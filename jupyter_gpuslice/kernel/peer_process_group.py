@@ -161,7 +161,8 @@ class ProcessGroups:
         words = self._differences(asked, asked.get("backend"))
         if words:
             _say(f"{'; '.join(words)}.")
-        kept = {k: asked[k] for k in ("timeout", "pg_options", "device_id") if k in asked}
+        names = ("timeout", "pg_options", "device_id")
+        kept: dict[str, Any] = {name: asked[name] for name in names if name in asked}
         self._make(original, {"backend": asked.get("backend") or self.backend, **kept})
 
     def _make(self, original: Callable[..., Any], arguments: Mapping[str, Any]) -> None:

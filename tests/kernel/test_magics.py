@@ -436,3 +436,50 @@ def test_a_cell_with_a_slice_runs_in_a_warm_worker_that_keeps_its_names(notebook
     assert "rank" not in trace(failed)
     assert failed.errors[0]["evalue"] == "ZeroDivisionError: division by zero"
     ok(notebook.run("%gpu stop --name cell"))
+
+
+def test_a_cell_holds_its_slice_only_while_it_runs(notebook: Any, jupyter: Any) -> None:
+    def leases(kind: str) -> list[tuple[str, list[int]]]:
+        found = jupyter.api("GET", "gpuslice/api/v1/leases")["leases"]
+        return [
+            (lease["state"], [part["compute_percent"] for part in lease["slices"]])
+            for lease in found
+            if lease["holder"]["kind"] == kind
+        ]
+
+    devices = "import os; print(bool(os.environ['CUDA_VISIBLE_DEVICES']))"
+    assert ok(notebook.run(f"%%gpu 2\n{devices}")).endswith("True\n")
+    assert leases("group") == [("parked", [])]
+    # What the cell took of the kernel's own slice is back at once, and lent again next time.
+    assert leases("kernel") == [("active", [100])]
+    cell = notebook.start("%%gpu 2\nimport time; time.sleep(2)")
+    deadline = time.monotonic() + 30
+    while leases("group") != [("active", [100, 100])]:
+        assert time.monotonic() < deadline, leases("group")
+        time.sleep(0.05)
+    ok(notebook.wait(cell))
+    assert leases("group") == [("parked", [])]
+    ok(notebook.run("%gpu stop --name cell"))
+    assert leases("group") == []
+
+
+def test_a_cell_waits_for_its_slice_and_an_interrupt_leaves_the_queue(
+    notebook: Any, jupyter: Any
+) -> None:
+    ok(notebook.run("%%gpu 2\n1"))
+    other = jupyter.kernel()
+    try:
+        ok(other.run("%gpu request 1"))
+        cell = notebook.start("%%gpu 2\nprint('ran')")
+        time.sleep(3)
+        notebook.interrupt()
+        said = notebook.wait(cell)
+        assert "position 1" in said.stdout
+        assert "ran" not in said.stdout
+        assert "KeyboardInterrupt" in trace(said)
+        assert jupyter.api("GET", "gpuslice/api/v1/pool")["queue"] == []
+        ok(other.run("%gpu release"))
+        assert ok(notebook.run("%%gpu 2\nprint('ran')")).endswith("ran\n")
+    finally:
+        other.close()
+        notebook.run("%gpu stop --name cell")
