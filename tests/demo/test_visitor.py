@@ -94,6 +94,6 @@ def test_a_hub_that_does_not_answer_is_an_error_in_words() -> None:
     visitor = Visitor(f"http://127.0.0.1:{port}/", "ana")
     with pytest.raises(DemoError, match="hub/login got no answer: ConnectionError"):
         visitor.log_in("x")
-    with pytest.raises(DemoError, match="No connection to http://127.0.0.1"):
+    with pytest.raises(DemoError, match=r"No connection to http://127\.0\.0\.1"):
         visitor.connect("user/ana/api/kernels/1/channels?session_id=2")
     visitor.close()
