@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,12 +23,26 @@ ask = GpuRequest.parse
 
 
 @pytest.fixture
+def opened() -> Iterator[Callable[[Path], Ledger]]:
+    """Opens ledgers, and closes them after the test."""
+    ledgers: list[Ledger] = []
+
+    def opened(path: Path) -> Ledger:
+        ledgers.append(Ledger.open(path))
+        return ledgers[-1]
+
+    yield opened
+    for ledger in ledgers:
+        ledger.close()
+
+
+@pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "deep" / "ledger.sqlite3"
 
 
-def test_what_was_granted_is_there_after_a_restart(path: Path, clock) -> None:
-    ledger = Ledger.open(path)
+def test_what_was_granted_is_there_after_a_restart(path: Path, clock, opened) -> None:
+    ledger = opened(path)
     broker = Broker(whole([gpu(0)]), ledger, clock)
     held = broker.request(ask("0.5"), kernel(1), ttl=60)
     held = broker.activate(held.id, [Process.of(os.getpid())])
@@ -35,38 +50,38 @@ def test_what_was_granted_is_there_after_a_restart(path: Path, clock) -> None:
     ended = broker.release(broker.request(ask("0.25"), kernel(4), priority=1).id)
     ledger.close()
 
-    again = Broker(whole([gpu(0)]), Ledger.open(path), clock)
+    again = Broker(whole([gpu(0)]), opened(path), clock)
     assert again.get(held.id) == held
     assert [lease.id for lease in again.queue()] == [lease.id for lease in waiting]
     assert again.get(ended.id) == ended
     assert again.free() == broker.free()
 
 
-def test_a_lease_on_a_device_that_is_gone_is_lost(path: Path, clock) -> None:
-    ledger = Ledger.open(path)
+def test_a_lease_on_a_device_that_is_gone_is_lost(path: Path, clock, opened) -> None:
+    ledger = opened(path)
     lease = Broker(whole([gpu(0)]), ledger, clock).request(ask("1"), kernel())
     ledger.close()
-    again = Broker(whole([gpu(1)]), Ledger.open(path), clock)
+    again = Broker(whole([gpu(1)]), opened(path), clock)
     assert again.get(lease.id).state == "lost"
     assert "GPU-0" in again.get(lease.id).detail
 
 
-def test_only_its_owner_can_read_it(path: Path) -> None:
-    Ledger.open(path)
+def test_only_its_owner_can_read_it(path: Path, opened) -> None:
+    opened(path)
     assert path.stat().st_mode & 0o077 == 0
 
 
-def test_a_second_broker_is_refused_and_told_who(path: Path) -> None:
-    ledger = Ledger.open(path)
+def test_a_second_broker_is_refused_and_told_who(path: Path, opened) -> None:
+    ledger = opened(path)
     with pytest.raises(LedgerError) as refused:
-        Ledger.open(path)
+        opened(path)
     assert refused.value.reason == "ledger_locked"
     assert str(os.getpid()) in refused.value.message
     ledger.close()
-    Ledger.open(path).close()
+    opened(path).close()
 
 
-def test_the_lock_ends_with_its_process(path: Path) -> None:
+def test_the_lock_ends_with_its_process(path: Path, opened) -> None:
     code = f"""
         import sys, time
         from jupyter_gpuslice.broker import Ledger
@@ -81,16 +96,16 @@ def test_the_lock_ends_with_its_process(path: Path) -> None:
             assert child.stdout is not None
             assert child.stdout.readline() == "open\n"
             with pytest.raises(LedgerError) as refused:
-                Ledger.open(path)
+                opened(path)
             assert str(child.pid) in refused.value.message
         finally:
             child.kill()
-    Ledger.open(path).close()
+    opened(path).close()
 
 
 @pytest.mark.parametrize("cut", [0, 10, 500, 5000])
-def test_a_truncated_file_is_damaged_and_left_alone(path: Path, clock, cut: int) -> None:
-    ledger = Ledger.open(path)
+def test_a_truncated_file_is_damaged_and_left_alone(path: Path, clock, cut: int, opened) -> None:
+    ledger = opened(path)
     broker = Broker(whole([gpu(0)]), ledger, clock)
     for n in range(4):
         broker.request(ask("0.25"), kernel(n))
@@ -98,44 +113,44 @@ def test_a_truncated_file_is_damaged_and_left_alone(path: Path, clock, cut: int)
     with open(path, "r+b") as file:
         file.truncate(cut)
     with pytest.raises(LedgerError) as refused:
-        Ledger.open(path)
+        opened(path)
     assert refused.value.reason == "ledger_damaged"
     assert refused.value.hint
     assert path.stat().st_size == cut
 
 
-def test_garbage_is_damaged(path: Path) -> None:
+def test_garbage_is_damaged(path: Path, opened) -> None:
     path.parent.mkdir()
     path.write_bytes(os.urandom(8192))
     with pytest.raises(LedgerError) as refused:
-        Ledger.open(path)
+        opened(path)
     assert refused.value.reason == "ledger_damaged"
 
 
-def test_a_newer_file_is_left_alone(path: Path) -> None:
-    Ledger.open(path).close()
+def test_a_newer_file_is_left_alone(path: Path, opened) -> None:
+    opened(path).close()
     db = sqlite3.connect(path)
     db.execute(f"PRAGMA user_version = {VERSION + 1}")
     db.close()
     before = path.read_bytes()
     with pytest.raises(LedgerError) as refused:
-        Ledger.open(path)
+        opened(path)
     assert refused.value.reason == "ledger_newer"
     assert path.read_bytes() == before
 
 
-def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written(tmp_path: Path, opened) -> None:
     # A folder in the way fails for root as well, whom permissions do not stop.
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file" / "ledger.sqlite3", Path("/proc/ledger.sqlite3")):
         with pytest.raises(LedgerError) as refused:
-            Ledger.open(path)
+            opened(path)
         assert refused.value.reason == "ledger_read_only"
         assert str(path) in refused.value.message
 
 
-def test_a_failed_write_changes_nothing(path: Path, clock, monkeypatch) -> None:
-    ledger = Ledger.open(path)
+def test_a_failed_write_changes_nothing(path: Path, clock, monkeypatch, opened) -> None:
+    ledger = opened(path)
     broker = Broker(whole([gpu(0)]), ledger, clock)
     held = broker.request(ask("0.5"), kernel(1))
     news = []
