@@ -54,6 +54,18 @@ def test_a_cell_runs_on_all_ranks_and_they_stay_warm() -> None:
     play(scenario)
 
 
+def test_a_reply_that_comes_after_the_kernel_is_idle_ends_the_wait(monkeypatch) -> None:
+    """The two come on sockets of their own, in either order."""
+    monkeypatch.setattr("jupyter_gpuslice.groups.members.REPLY_SECONDS", 120.0)
+
+    async def scenario(server: Server) -> None:
+        group = await server.group(2)
+        for _ in range(100):
+            await asyncio.wait_for(server.run(group, "pass"), 60)
+
+    play(scenario)
+
+
 def test_environment_is_that_of_torchrun() -> None:
     async def scenario(server: Server) -> None:
         group = await server.group(2)
