@@ -164,7 +164,7 @@ class Walk:
     def _session_lease(self) -> Any:
         mine = [
             lease
-            for lease in listed(self._service("leases"), "leases")
+            for lease in self._service("leases")["leases"]
             if lease["holder"]["user"] == self._user.name and lease["slices"]
         ]
         if len(mine) != 1:
@@ -200,8 +200,3 @@ def choose(form: Form, request: str) -> None:
             form.values["choice"] = value
             return
     raise DemoError(f"The spawn page offers no {request} now, only {form.choices}.")
-
-
-def listed(answer: Any, key: str) -> list[Any]:
-    """A list that may stand alone or under a name."""
-    return list(answer[key] if isinstance(answer, dict) else answer)

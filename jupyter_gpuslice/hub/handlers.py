@@ -110,7 +110,7 @@ class Pool(Handler):
 
 class Leases(Handler):
     def get(self) -> None:
-        self.answer(self.node.leases(self.caller))
+        self.answer({"leases": self.node.leases(self.caller)})
 
     def post(self) -> None:
         status, lease = self.node.create(self.caller, self.body())
@@ -153,7 +153,7 @@ class Usage(Handler):
         by = self.get_argument("by", "user")
         if by == "group":
             self.node.groups = await hub_groups(self.hub_auth)
-        self.answer(self.node.usage(self.caller, by))
+        self.answer({"usage": self.node.usage(self.caller, by)})
 
 
 class Events(Handler):

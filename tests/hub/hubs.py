@@ -317,7 +317,7 @@ class Hub:
     def leases(self, token: str | None = None) -> list[dict[str, Any]]:
         response = self.gpu("GET", "leases", token or self.admin())
         assert response.ok, response.text
-        found: list[dict[str, Any]] = response.json()
+        found: list[dict[str, Any]] = response.json()["leases"]
         return found
 
     def admin(self) -> str:

@@ -7,10 +7,13 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from html import unescape
+from importlib.resources import files
 from typing import Any
 
+import jsonschema
 import pytest
 import requests
+import yaml
 
 from tests.hub.hubs import DEADLINE, Hub, eventually
 
@@ -105,10 +108,10 @@ def test_two_users_share_a_device_and_see_nothing_of_each_other(hub: Hub) -> Non
         ("GET", f"leases/{mine['id']}/grant", None, 403),
     ]:
         assert hub.gpu(method, path, ana, json=body).status_code == status, (method, path)
-    usage = hub.gpu("GET", "usage?by=user", ana).json()
+    usage = hub.gpu("GET", "usage?by=user", ana).json()["usage"]
     assert [row["user"] for row in usage] == ["ana"]
     assert hub.lease_of("ben") == other | {"used": hub.lease_of("ben")["used"]}
-    assert hub.gpu("GET", "leases", ben).json()[0]["id"] == other["id"]
+    assert hub.gpu("GET", "leases", ben).json()["leases"][0]["id"] == other["id"]
 
 
 def test_nobody_gets_in_without_a_token_that_is_for_the_service(hub: Hub) -> None:
@@ -385,9 +388,9 @@ def test_usage_is_summed_by_user_group_and_day(hub: Hub) -> None:
     hub.run("mia", {"profile": "slice", "request": "0.5"})
     hub.end("mia")
     admin = hub.admin()
-    users = {row["user"]: row for row in hub.gpu("GET", "usage?by=user", admin).json()}
+    users = {row["user"]: row for row in hub.gpu("GET", "usage?by=user", admin).json()["usage"]}
     assert users["mia"]["held_s"] > 0
-    groups = {row["group"]: row for row in hub.gpu("GET", "usage?by=group", admin).json()}
+    groups = {row["group"]: row for row in hub.gpu("GET", "usage?by=group", admin).json()["usage"]}
     assert groups["ml"]["held_s"] > 0
     assert hub.gpu("GET", "usage?by=day", admin).ok
     assert hub.gpu("GET", "usage?by=moon", admin).status_code == 400
@@ -410,3 +413,27 @@ def test_metrics_are_for_admins_and_scrapers(hub: Hub) -> None:
     held = re.findall(r"^gpuslice_device_held_bytes{.*} (.*)$", response.text, re.MULTILINE)
     assert sorted(float(value) for value in held) == [0, HALF * 2**20]
     assert "ana" not in response.text
+
+
+def test_its_answers_are_what_the_openapi_document_says(hub: Hub) -> None:
+    document = yaml.safe_load((files("jupyter_gpuslice.server") / "openapi.yaml").read_text())
+    hub.run("ana", {"profile": "slice", "request": "0.5"})
+    lease = hub.lease_of("ana")["id"]
+    for path, query in (
+        ("/pool", ""),
+        ("/leases", ""),
+        ("/leases/{lease}", ""),
+        ("/usage", "?by=day"),
+        ("/availability", "?request=0.5&request=2"),
+    ):
+        operation = document["paths"][path]["get"]
+        response = operation["responses"]["200"]
+        if "$ref" in response:
+            name = response["$ref"].rpartition("/")[2]
+            response = document["components"]["responses"][name]
+        schema = response["content"]["application/json"]["schema"]
+        answer = hub.gpu("GET", path[1:].replace("{lease}", lease) + query, hub.admin())
+        assert answer.ok, answer.text
+        jsonschema.Draft202012Validator({**schema, "components": document["components"]}).validate(
+            answer.json()
+        )
