@@ -7,14 +7,19 @@ import os
 import signal
 import socket
 import ssl
-import subprocess
 import threading
 import time
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from jupyter_gpuslice.kernel.client import Client
 from jupyter_gpuslice.kernel.errors import GpuSliceError, NotReachableError
@@ -267,16 +272,20 @@ def test_over_a_unix_socket(tmp_path: Path) -> None:
 
 
 def _certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    key, cert = folder / f"{name}.key", folder / f"{name}.crt"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
-            *("-subj", "/CN=anything", "-keyout", str(key), "-out", str(cert)),
-        ],
-        check=True,
-        capture_output=True,
+    """A certificate that only signs itself, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "anything")])
+    now = datetime.now(timezone.utc)
+    builder = (
+        x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=2))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
     )
-    return cert, key
+    cert_file, key_file = folder / f"{name}.crt", folder / f"{name}.key"
+    cert_file.write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
+    key_file.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return cert_file, key_file
 
 
 def test_https_is_pinned_to_the_certificate(little: Any, tmp_path: Path) -> None:
