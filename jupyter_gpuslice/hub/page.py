@@ -157,7 +157,9 @@ def _bar(part: int, total: int) -> str:
 
 
 def _gib(mib: int | None) -> str:
-    return "unknown" if mib is None else f"{mib / 1024:.1f} GiB"
+    if mib is None:
+        return "unknown"
+    return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib} MiB"
 
 
 def _known(value: object, unit: str) -> str:
