@@ -147,7 +147,7 @@ def test_a_server_is_told_its_grant_and_asks_with_its_own_token(hub: Hub) -> Non
         headers={"Authorization": f"token {env['JUPYTERHUB_API_TOKEN']}"},
         timeout=30,
     )
-    assert [found["id"] for found in own.json()] == [lease["id"]]
+    assert [found["id"] for found in own.json()["leases"]] == [lease["id"]]
 
 
 def test_a_server_without_a_gpu_sees_none_and_holds_none(hub: Hub) -> None:
