@@ -17,7 +17,7 @@ from .client import Client
 from .errors import CellInterrupted, CellSyntaxError, GpuSliceError
 from .groups import CELL, DEFAULT, GONE, Groups
 from .slicefile import SliceHook
-from .words import device_names, duration, lease_words, queued_words, table
+from .words import device_names, lease_words, queued_words, table
 
 HELP = """\
 GPU slices in this kernel.
@@ -239,10 +239,6 @@ class GpuMagics(Magics):
             lines = [f"{args.request} would be granted now."]
         if found.get("hint"):
             lines.append(str(found["hint"]))
-        if not found.get("fits") and not found.get("never") and found.get("position"):
-            estimate = found.get("estimate_s")
-            wait = "unknown" if estimate is None else f"about {duration(estimate)}"
-            lines.append(f"In the queue it would be number {found['position']}; the wait: {wait}.")
         print("\n".join(line for line in lines if line))
 
     def _own(self, client: Client) -> dict[str, Any]:
