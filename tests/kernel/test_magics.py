@@ -147,10 +147,15 @@ def test_request_resize_release(notebook: Any, jupyter: Any) -> None:
     assert "asks for one" in trace(notebook.run("%gpu resize 1"))
 
 
-def test_why(notebook: Any) -> None:
+def test_why(notebook: Any, jupyter: Any) -> None:
     assert "Would fit now" in ok(notebook.run("%gpu why 3"))
     assert "0.5 fits now" in ok(notebook.run("%gpu why 0.5"))
-    assert ok(notebook.run("%gpu why 2")).count("position 1") == 1
+    other = jupyter.kernel()
+    try:
+        ok(other.run("%gpu request 0.5"))
+        assert ok(notebook.run("%gpu why 2")).count("position 1") == 1
+    finally:
+        other.close()
 
 
 def test_a_refusal_says_what_would_fit_and_how_to_wait(notebook: Any, jupyter: Any) -> None:
