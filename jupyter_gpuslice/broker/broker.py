@@ -188,6 +188,23 @@ class Broker:
                 raise Refused.of(self.explain(request, workers=workers, instead_of=instead_of))
         return lease
 
+    def adopt(self, lease: Lease) -> bool:
+        """Take over an active lease that the ledger has lost, since its holder lives.
+
+        False, and nothing has changed, if it is known or does not fit in what is free.
+        """
+        left = free(self.pool, self._leases.values())
+        for slice_ in lease.slices:
+            room = left.get(slice_.device)
+            if room is None or not room.holds(slice_):
+                return False
+            left[slice_.device] = room.less(slice_)
+        if not lease.slices or lease.state != "active" or self.get(lease.id) is not None:
+            return False
+        with self._change() as draft:
+            draft.put(lease)
+        return True
+
     def activate(self, lease_id: str, processes: Iterable[Process]) -> Lease:
         """The holder lives: from now on the lease ends when all of ``processes`` are gone.
 

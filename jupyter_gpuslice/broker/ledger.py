@@ -84,10 +84,14 @@ class Change:
 class Ledger:
     """Opened by :meth:`open`; every method raises :class:`LedgerError` when the disk fails."""
 
-    def __init__(self, db: sqlite3.Connection, lock: IO[str] | None, path: Path | None) -> None:
+    def __init__(
+        self, db: sqlite3.Connection, lock: IO[str] | None, path: Path | None, fresh: bool
+    ) -> None:
         self._db = db
         self._lock = lock
         self.path = path
+        self.fresh = fresh
+        """Whether there was none before: the first start, or the file was lost."""
 
     @classmethod
     def open(cls, path: str | os.PathLike[str] | None) -> Ledger:
@@ -95,7 +99,7 @@ class Ledger:
         if path is None:
             db = sqlite3.connect(":memory:", isolation_level=None)
             db.executescript(_SCHEMA)
-            return cls(db, None, None)
+            return cls(db, None, None, fresh=True)
         file = Path(path)
         try:
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -107,7 +111,8 @@ class Ledger:
                 "Make its folder writable, or name another file for the ledger.",
             ) from error
         try:
-            return cls(_connect(file), lock, file)
+            fresh = not file.exists()
+            return cls(_connect(file, fresh), lock, file, fresh)
         except BaseException:
             lock.close()
             raise
@@ -217,8 +222,7 @@ def _lock(file: Path) -> IO[str]:
     return lock
 
 
-def _connect(file: Path) -> sqlite3.Connection:
-    fresh = not file.exists()
+def _connect(file: Path, fresh: bool) -> sqlite3.Connection:
     try:
         # The file exists before SQLite opens it, so that nobody else can read it meanwhile.
         os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))

@@ -15,7 +15,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from ..broker.broker import Broker
-from ..broker.lease import Holder, Lease
+from ..broker.lease import Holder, Lease, Slice
 from ..broker.ledger import Ledger
 from ..broker.pool import whole
 from ..devices import FAR
@@ -25,7 +25,7 @@ from ..isolation.levels import node_level
 from ..request import GpuRequest, RequestError
 from ..server.api import ApiError, Caller, Holding, LeaseApi
 from ..server.metrics import PoolMetrics
-from ..server.reaper import leftovers
+from ..server.reaper import Session, leftovers, sessions
 from ..server.runtime import BrokerRuntime
 from .availability import availability
 from .grant import Near, grant_of
@@ -127,6 +127,11 @@ class Node(LeaseApi):
 
     async def start(self) -> None:
         """Take over the sessions that live, free those that do not, and begin to measure."""
+        if self._node.ledger.fresh:
+            # The first start, or the ledger was lost. Only then is a process's own word taken
+            # for what it holds: a user could say anything.
+            for session in await asyncio.to_thread(sessions):
+                self._adopt(session)
         for lease in self.broker.leases():
             if lease.state == "granted" and not lease.processes:
                 # The server may have come up while nobody was there to be told: its environment
@@ -135,6 +140,33 @@ class Node(LeaseApi):
                 if found:
                     self.broker.activate(lease.id, found)
         await self._node.start()
+
+    def _adopt(self, session: Session) -> None:
+        now = time.time()
+        try:
+            lease = Lease(
+                id=str(session.grant["lease"]),
+                request=GpuRequest.parse(session.grant["request"]),
+                holder=Holder(
+                    "session",
+                    session_id(session.user, session.server),
+                    session.user,
+                    session.server,
+                ),
+                state="active",
+                created=now,
+                slices=tuple(Slice.from_dict(slice_) for slice_ in session.grant["slices"]),
+                isolation=self.broker.isolation,
+                granted_at=now,
+                processes=session.processes,
+                detail="Its record was lost; its server runs.",
+            )
+        except (KeyError, TypeError, ValueError):
+            return
+        if self.broker.adopt(lease):
+            log.warning("Took over the running server %s: the ledger is new.", lease.holder.id)
+        elif lease.slices:
+            log.error("The running server %s holds what cannot be its.", lease.holder.id)
 
     async def stop(self) -> None:
         await self._node.stop()

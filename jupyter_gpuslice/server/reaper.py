@@ -10,12 +10,15 @@ import json
 import os
 import signal
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..broker.lease import Lease
 from ..devices.process import Process
 
+_OURS = (b"JUPYTER_GPUSLICE_", b"JUPYTERHUB_USER", b"JUPYTERHUB_SERVER_NAME")
 TERM_GRACE = 0.8
 """Seconds between SIGTERM and SIGKILL: the whole has to fit in the 5 s of a lease's end."""
 KILL_GRACE = 2.0
@@ -59,6 +62,51 @@ def reap(lease: Lease, keep: Collection[Process] = ()) -> list[Process]:
     return [process for process in leftovers(lease, keep) if process.alive()]
 
 
+@dataclass(frozen=True)
+class Session:
+    """A user server that lives, as its environment tells: whose it is and what it was granted."""
+
+    user: str
+    server: str
+    grant: Mapping[str, Any]
+    processes: tuple[Process, ...]
+
+
+def sessions() -> list[Session]:
+    """The user servers with a grant that run on this machine (blocks: scans /proc)."""
+    grants: dict[int, bytes] = {}
+    environs = {pid: environ for pid in _pids() if (environ := _environ(pid))}
+    for pid, environ in environs.items():
+        if environ.get(b"JUPYTER_GPUSLICE_GRANT"):
+            grants[pid] = environ[b"JUPYTER_GPUSLICE_GRANT"]
+    tops: dict[bytes, list[int]] = {}
+    for pid, text in grants.items():
+        # Children inherit the grant; the server is the one whose parent does not have it.
+        if grants.get(_parent(pid)) != text:
+            tops.setdefault(text, []).append(pid)
+    found = []
+    for text, pids in tops.items():
+        environ = environs[pids[0]]
+        try:
+            grant = json.loads(text)
+            processes = tuple(Process.of(pid) for pid in pids)
+        except (ValueError, ProcessLookupError):
+            continue
+        user = environ.get(b"JUPYTERHUB_USER", b"").decode(errors="replace")
+        server = environ.get(b"JUPYTERHUB_SERVER_NAME", b"").decode(errors="replace")
+        if isinstance(grant, dict) and user:
+            found.append(Session(user, server, grant, processes))
+    return found
+
+
+def _parent(pid: int) -> int:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return 0
+    return int(text.rpartition(")")[2].split()[1])
+
+
 def _pids() -> Iterator[int]:
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
@@ -76,7 +124,7 @@ def _environ(pid: int) -> dict[bytes, bytes] | None:
     except OSError:
         return None
     pairs = (entry.partition(b"=") for entry in text.split(b"\0"))
-    return {name: value for name, _, value in pairs if name.startswith(b"JUPYTER_GPUSLICE_")}
+    return {name: value for name, _, value in pairs if name.startswith(_OURS)}
 
 
 def _belongs(environ: dict[bytes, bytes], lease: Lease) -> bool:

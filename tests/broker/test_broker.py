@@ -309,6 +309,21 @@ def test_extend(make, clock) -> None:
         broker.extend(lease.id, float("nan"))
 
 
+def test_a_lease_that_was_lost_is_adopted_if_it_fits(make, clock) -> None:
+    process = Process.of(os.getpid())
+    lost = make()
+    lease = lost.activate(lost.request(ask("0.75"), kernel(1)).id, [process])
+    broker = make()
+    assert broker.adopt(lease)
+    assert not broker.adopt(lease), "it is known"
+    assert not broker.adopt(lease.changed(id="other")), "the rest of the device is too small"
+    assert not broker.adopt(lease.changed(id="third", slices=())), "it holds nothing"
+    foreign = make(gpu(7))
+    assert not foreign.adopt(lease), "the device is not here"
+    assert broker.free()[lease.slices[0].device].compute_percent == 25
+    assert [ended.id for ended in broker.process_gone(process)] == [lease.id]
+
+
 def test_the_end_of_the_process_is_the_end_of_the_lease(make) -> None:
     broker = make(gpu(0))
     child = subprocess.Popen(["sleep", "600"])

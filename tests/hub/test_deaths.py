@@ -54,6 +54,24 @@ def test_a_service_that_is_killed_comes_back_and_knows_what_runs(hub: Hub) -> No
     assert hub.free_mib() == [WHOLE, WHOLE]
 
 
+def test_a_ledger_that_is_lost_costs_nobody_the_slice_that_runs(hub: Hub) -> None:
+    hub.run("ana", {"profile": "whole", "request": "1"})
+    ana = hub.lease_of("ana")
+    service = hub.service()
+    assert service is not None
+    for file in hub.root.glob("*gpuslice.sqlite*"):
+        if file.suffix != ".lock":
+            file.unlink()
+    service.kill()
+    eventually(lambda: (hub.service() or service).pid != service.pid and answers(hub), "another")
+    assert hub.lease_of("ana")["id"] == ana["id"]
+    assert hub.lease_of("ana")["slices"] == ana["slices"]
+    assert sorted(hub.free_mib()) == [0, WHOLE]
+    hub.server("ana").kill()
+    eventually(lambda: hub.free_mib() == [WHOLE, WHOLE], "the dead server's slice", 10)
+    hub.end("ana")
+
+
 def test_a_start_waits_for_a_service_that_is_slow(hub: Hub) -> None:
     service = hub.service()
     assert service is not None
