@@ -12,66 +12,12 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 
-from . import arguments, frameworks, peer_values, status
+from . import arguments, frameworks, peer_values, status, texts
 from .client import Client
 from .errors import CellInterrupted, CellSyntaxError, GpuSliceError
 from .groups import CELL, DEFAULT, GONE, Groups
 from .slicefile import SliceHook
 from .words import device_names, lease_words, queued_words, table
-
-HELP = """\
-GPU slices in this kernel.
-
-%gpu                            this kernel's slice, its use, the pool around it
-%gpu request 0.5 [--wait] [--ttl 2h]
-                                ask for a slice; --wait queues and waits for it
-%gpu resize 0.75                change how much this kernel holds
-%gpu release                    give it back
-%gpu why 2                      would that be granted now; if not, why not
-%gpu peers                      groups of this notebook and their ranks
-%gpu push x y [--name g]        copy variables to every rank of a group
-%gpu pull loss [--rank 0] [--name g]
-                                bring a variable back (from several ranks: a list by rank)
-%gpu reset [--name g]           re-make the process group; Python state stays
-%gpu stop [--name g]            end a group and give its slices back
-
-Over a cell:
-%%gpu train -n 4 [request] [--name g] [--backend auto|nccl|gloo] [--show 0,2] [--wait] [--fresh]
-                                run it on every rank of a group of 4 workers, each with that
-                                request; the group is made on first use and warm after
-%%gpu run [--ranks 0,2|0-2] [--name g] [--show 0,2]
-                                run it on an existing group
-%%gpu 0.5 [--fresh]             run it in a warm worker of its own that holds that slice while a
-                                cell runs and keeps the cell's names for the next such cell
-
-A request is a share of a GPU (0.5), memory (10GiB, 10GiB/50%), whole GPUs (2), slices on several
-GPUs (2x0.5), a MIG profile (1g.10gb), any of them on a model (h100:0.5), or auto: what is free.
-A group keeps its shape: another -n or request on the same name needs --fresh, since the variables
-of its ranks are lost then. Line and cell use the name "train" where none is given.
-"""
-
-_RESTART = (
-    "{user} already uses CUDA in this kernel, and a process keeps the devices it began with. "
-    "Restart the kernel (Kernel → Restart) and run `%gpu request {request}` before the first "
-    "use of CUDA. `%gpu resize` changes the amount on the present device."
-)
-_BEFOREHAND = (
-    "{user} already uses CUDA in this kernel: on the same device the new amount holds at once; "
-    "if the slice has to move to another one, a restart will be needed."
-)
-_RELEASED_BUT = (
-    "The lease is given back. {user} has initialised CUDA in this kernel, though: what CUDA itself "
-    "holds, and what your variables still hold, stays on the device until the kernel restarts."
-)
-
-_GAVE_WAY = (
-    "This kernel's own slice (auto) gave way to the group; it comes back when there is room again."
-)
-_WORKER = (
-    "This cell runs in a worker of its own, which holds {request} while a cell runs in it and "
-    "keeps the cell's names for the next such cell; `%gpu pull x --name cell` brings one here, "
-    "`%gpu stop --name cell` ends it."
-)
 
 
 @magics_class
@@ -132,7 +78,7 @@ class GpuMagics(Magics):
             raise _unknown(name, [*arguments.LINE, *filter(None, arguments.CELL)])
         return getattr(self, f"_do_{name}")(parser.parse_line(rest))
 
-    gpu.__doc__ = HELP
+    gpu.__doc__ = texts.HELP
 
     # This kernel's own slice.
 
@@ -144,7 +90,7 @@ class GpuMagics(Magics):
         if not warning and any(
             lease.get("needs_restart") for lease in status.own_leases(leases, kernel_id())
         ):
-            warning = _NEEDS_RESTART
+            warning = texts.NEEDS_RESTART
         picture = (pool, leases, groups, kernel_id(), warning)
         if getattr(self._shell, "kernel", None) is None:
             print(status.text(*picture))
@@ -155,13 +101,13 @@ class GpuMagics(Magics):
             )
 
     def _do_help(self, args: Any) -> None:
-        print(HELP)
+        print(texts.HELP)
 
     def _do_request(self, args: Any) -> None:
         client = self.client()
         user = frameworks.cuda_user()
         if user:
-            words = _RESTART.format(user=user, request=args.request)
+            words = texts.RESTART_FIRST.format(user=user, request=args.request)
             raise GpuSliceError("The slice cannot be put in place now.", "needs_restart", words)
         body = {
             "request": args.request,
@@ -208,7 +154,7 @@ class GpuMagics(Magics):
         lease = self._own(client)
         user = frameworks.cuda_user()
         if user:
-            print(_BEFOREHAND.format(user=user), flush=True)
+            print(texts.BEFOREHAND.format(user=user), flush=True)
         self._granted(client.patch(f"leases/{lease['id']}", {"request": args.request}))
 
     def _do_release(self, args: Any) -> None:
@@ -223,7 +169,7 @@ class GpuMagics(Magics):
             client.delete(f"leases/{lease['id']}")
         self._settle()
         if user:
-            print(_RELEASED_BUT.format(user=user))
+            print(texts.RELEASED_BUT.format(user=user))
         else:
             what = " and ".join(
                 f"{lease.get('request')}" + (" (queued)" if lease.get("state") == "queued" else "")
@@ -278,7 +224,7 @@ class GpuMagics(Magics):
         if self.hook is None:
             return ""
         self.hook.refresh()
-        return _NEEDS_RESTART if self.hook.restart_needed else ""
+        return texts.NEEDS_RESTART if self.hook.restart_needed else ""
 
     # Peer groups.
 
@@ -389,7 +335,7 @@ class GpuMagics(Magics):
                 wait=True,
             )
             if made:
-                print(_WORKER.format(request=group.get("request")), flush=True)
+                print(texts.WORKER.format(request=group.get("request")), flush=True)
             return group, made
 
         self._remade(ensure, lambda group: self._run_on(group, code, lend=self._lends()))
@@ -432,7 +378,7 @@ class GpuMagics(Magics):
             self.hook.refresh(quiet=True)
             after = (own.lease or {}).get("slices")
             if before and not own.holding:
-                print(_GAVE_WAY, flush=True)
+                print(texts.GAVE_WAY, flush=True)
             elif before and after != before:
                 held = lease_words(own.lease, self.device_names())
                 print(f"This kernel's own slice is now {held}.")
@@ -467,9 +413,6 @@ class GpuMagics(Magics):
         except (ValueError, OverflowError) as error:
             raise UsageError(f"The cell cannot be compiled: {error}") from None
         return code
-
-
-_NEEDS_RESTART = "Restart the kernel to use this slice: CUDA keeps the devices it began with."
 
 
 def kernel_id() -> str:
