@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from jupyter_gpuslice.demo.hub import DemoHub
+from jupyter_gpuslice.demo.hub import SIMULATED, DemoHub
 
 from .conftest import WAIT_MS, pictures
 from .lab import START_MS, log_in
@@ -16,6 +16,13 @@ from .lab import START_MS, log_in
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 Shoot = Callable[[str], None]
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[DemoHub]:
+    """A hub of these tests' own: nobody's server runs."""
+    with DemoHub(SIMULATED) as hub:
+        yield hub
 
 
 @pytest.fixture
