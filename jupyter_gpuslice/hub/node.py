@@ -129,9 +129,10 @@ class Node(LeaseApi):
         """Take over the sessions that live, free those that do not, and begin to measure."""
         if self._node.ledger.fresh:
             # The first start, or the ledger was lost. Only then is a process's own word taken
-            # for what it holds: a user could say anything.
+            # for what it holds: a user could say anything. Other hubs' servers are not ours.
             for session in await asyncio.to_thread(sessions):
-                self._adopt(session)
+                if session.grant.get("url") == self._url:
+                    self._adopt(session)
         for lease in self.broker.leases():
             if lease.state == "granted" and not lease.processes:
                 # The server may have come up while nobody was there to be told: its environment
