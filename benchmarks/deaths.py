@@ -17,9 +17,10 @@ from typing import Any
 
 import psutil
 
-from jupyter_gpuslice.demo.check import SPAWN_SECONDS, choose
+from jupyter_gpuslice.demo.check import spawn_form, start_server
 from jupyter_gpuslice.demo.hub import DemoError, DemoHub
-from jupyter_gpuslice.demo.visitor import Visitor, forms_of
+from jupyter_gpuslice.demo.visitor import Visitor
+from jupyter_gpuslice.devices.process import runs
 
 from .table import machine, show
 
@@ -53,13 +54,8 @@ class Session:
         self._visitor.get("services/gpuslice/")
 
     def start(self) -> None:
-        page = self._visitor.get("hub/spawn")
-        form = next(form for form in forms_of(page.text) if "choice" in form.choices)
-        choose(form, "0.5")
-        self._visitor.submit(page, form)
-        for _ in self._visitor.progress(SPAWN_SECONDS):
+        for _ in start_server(self._visitor, *spawn_form(self._visitor, "0.5")):
             pass
-        self._visitor.get(f"user/{self._user.name}/lab")
 
     def server(self) -> psutil.Process:
         """Its process."""
@@ -121,7 +117,7 @@ class Session:
         def gone() -> bool:
             leases = self.own("leases")["leases"]
             return not any(lease["holder"]["kind"] == "group" for lease in leases) and not any(
-                map(_runs, peers)
+                map(runs, peers)
             )
 
         return until(gone, "the end of the group")
@@ -132,7 +128,7 @@ class Session:
         children = [child.pid for child in server.children(recursive=True)]
         server.kill()
         free = until(self.node_is_free, "the session's slice")
-        return free, free + until(lambda: not any(map(_runs, children)), "the kernels' end")
+        return free, free + until(lambda: not any(map(runs, children)), "the kernels' end")
 
     def kill_the_service(self) -> float:
         """Seconds until it answers again."""
@@ -146,13 +142,6 @@ class Session:
         path = f"hub/api/users/{self._user.name}"
         self._visitor.call("DELETE", f"{path}/server")
         until(lambda: not self._visitor.json(path)["servers"], "the hub's notice")
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def main() -> None:

@@ -116,8 +116,7 @@ class Broker:
         why = never(request, workers, self.pool, self.policy)
         if why is not None:
             message = f"{why.message} This can never be granted here."
-            room = {uuid: left for uuid, left in self.free().items() if uuid not in self._lost}
-            options = would_fit(request, self.pool, room, self.policy)
+            options = would_fit(request, self.pool, self._room(self._leases.values()), self.policy)
             return Explanation(False, why.reason, message, hint(options), True, options)
         draft = self._draft()
         if instead_of is not None and instead_of in draft.leases:
@@ -130,8 +129,7 @@ class Broker:
         return self._explain_wait(probe, draft)
 
     def _explain_wait(self, probe: Lease, draft: Draft) -> Explanation:
-        held = [lease for lease in draft.leases.values() if lease.holds]
-        room = {u: r for u, r in free(self.pool, held).items() if u not in self._lost}
+        room = self._room(draft.leases.values())
         ahead = [lease for lease in draft.leases.values() if lease.id != probe.id]
         awaited = serve(ahead, self.pool, self.policy, None, self._lost).awaited
         unclaimed = {uuid: left for uuid, left in room.items() if uuid not in awaited}
@@ -239,8 +237,7 @@ class Broker:
         return lease
 
     def _moved(self, lease: Lease, request: GpuRequest) -> tuple[Any, ...]:
-        others = [other for other in self._leases.values() if other.id != lease.id]
-        room = {u: r for u, r in free(self.pool, others).items() if u not in self._lost}
+        room = self._room(other for other in self._leases.values() if other.id != lease.id)
         own = {slice_.device for slice_ in lease.slices}
         slices = place(
             request, lease.workers, self.pool, room, self.policy, self._nearness, prefer=own
@@ -365,6 +362,11 @@ class Broker:
         return min(due, default=None)
 
     # Inside
+
+    def _room(self, leases: Iterable[Lease]) -> dict[str, Free]:
+        """What these leases leave of each device that works."""
+        left = free(self.pool, leases)
+        return {uuid: room for uuid, room in left.items() if uuid not in self._lost}
 
     def _live(self, lease_id: str) -> Lease:
         lease = self._leases.get(lease_id)

@@ -109,7 +109,7 @@ def _too_much(
         )
     able = sum(1 for m, size in sizes if size is not None and m.capacity.holds(size))
     if able == 0:
-        most = _size(max(member.memory_mib for member in fitting))
+        most = amount(max(member.memory_mib for member in fitting))
         percent = max(member.compute_percent for member in fitting)
         return Why(
             "insufficient_memory",
@@ -150,7 +150,7 @@ def not_now(
         return Why(
             "insufficient_compute", f"Of one GPU at most {percent} % of compute is free now."
         )
-    most = _size(max(room.memory_mib for _, room in sizes))
+    most = amount(max(room.memory_mib for _, room in sizes))
     return Why("insufficient_memory", f"Of one GPU at most {most} of memory is free now.")
 
 
@@ -210,5 +210,6 @@ def hint(options: Sequence[str]) -> str:
     return f"Would fit now: {' or '.join(options)}."
 
 
-def _size(mib: int) -> str:
+def amount(mib: int) -> str:
+    """Memory in words for people."""
     return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib} MiB"

@@ -13,7 +13,6 @@ HolderKind = Literal["session", "kernel", "group"]
 State = Literal[
     "queued", "granted", "active", "parked", "released", "expired", "revoked", "lost", "refused"
 ]
-STATES: tuple[str, ...] = get_args(State)
 HOLDING: frozenset[str] = frozenset({"granted", "active"})
 """States in which a lease holds its slices."""
 LIVE: frozenset[str] = HOLDING | {"queued", "parked"}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.resources import files
 from typing import Any
 
 import nbformat
+import requests
 
 from .hub import DemoError, DemoHub
 from .visitor import Form, Kernel, Visitor, forms_of
@@ -80,17 +81,11 @@ class Walk:
         self._done(f"logged in as {self._user.name} at {self._hub.url}")
 
     def _start_server(self) -> None:
-        page = self._visitor.get("hub/spawn")
-        form = next((f for f in forms_of(page.text) if "choice" in f.choices), None)
-        if form is None:
-            raise DemoError("The spawn page offers no profiles.")
-        choose(form, REQUEST)
+        page, form = spawn_form(self._visitor, REQUEST)
         self._done(f"spawn page: chose {REQUEST} of a GPU")
-        self._visitor.submit(page, form)
         began = time.monotonic()
-        for event in self._visitor.progress(SPAWN_SECONDS):
+        for event in start_server(self._visitor, page, form):
             self._say(f"{event.get('progress', 0):3} % {event.get('message', '')}")
-        self._visitor.get(f"user/{self._user.name}/lab")
         self._done(f"server started in {time.monotonic() - began:.1f} s, JupyterLab answers")
 
     def _stop_server(self) -> None:
@@ -188,6 +183,23 @@ class Walk:
 
     def _say(self, text: str) -> None:
         self._report(text, False)
+
+
+def spawn_form(visitor: Visitor, request: str) -> tuple[requests.Response, Form]:
+    """The spawn page and its form, with the choice made that stands for `request`."""
+    page = visitor.get("hub/spawn")
+    form = next((f for f in forms_of(page.text) if "choice" in f.choices), None)
+    if form is None:
+        raise DemoError("The spawn page offers no profiles.")
+    choose(form, request)
+    return page, form
+
+
+def start_server(visitor: Visitor, page: requests.Response, form: Form) -> Iterator[dict[str, Any]]:
+    """Send the form; the events of the start, until JupyterLab answers."""
+    visitor.submit(page, form)
+    yield from visitor.progress(SPAWN_SECONDS)
+    visitor.get(f"user/{visitor.name}/lab")
 
 
 def choose(form: Form, request: str) -> None:

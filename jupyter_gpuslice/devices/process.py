@@ -19,15 +19,40 @@ def _boot_id() -> str:
         return "boot"
 
 
-def _stat(pid: int) -> tuple[str, str] | None:
-    """State and start time (clock ticks since boot) of a process; proc(5), ``/proc/pid/stat``."""
+@dataclass(frozen=True)
+class _Stat:
+    """What proc(5) tells in ``/proc/pid/stat``; ``start`` counts clock ticks since boot."""
+
+    state: str
+    parent: int
+    start: str
+
+    @property
+    def alive(self) -> bool:
+        """A zombie is not: it holds no device any more."""
+        return self.state not in "ZX"
+
+
+def _stat(pid: int) -> _Stat | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     # The command stands in parentheses and may hold any character, blanks and ")" included.
     after = text.rpartition(")")[2].split()
-    return after[0], after[19]
+    return _Stat(after[0], int(after[1]), after[19])
+
+
+def runs(pid: int) -> bool:
+    """Whether some process has this pid now; a zombie does not count."""
+    stat = _stat(pid)
+    return stat is not None and stat.alive
+
+
+def parent(pid: int) -> int:
+    """The pid of a process's parent; 0 if the process is gone."""
+    stat = _stat(pid)
+    return stat.parent if stat else 0
 
 
 @dataclass(frozen=True)
@@ -43,14 +68,12 @@ class Process:
         stat = _stat(pid)
         if stat is None:
             raise ProcessLookupError(f"no process {pid}")
-        return cls(pid, f"{_boot_id()}-{stat[1]}")
+        return cls(pid, f"{_boot_id()}-{stat.start}")
 
     def alive(self) -> bool:
-        """Whether it still runs. A zombie does not: it holds no device any more."""
+        """Whether it still runs; a zombie does not."""
         stat = _stat(self.pid)
-        return (
-            stat is not None and stat[0] not in "ZX" and self.created == f"{_boot_id()}-{stat[1]}"
-        )
+        return stat is not None and stat.alive and self.created == f"{_boot_id()}-{stat.start}"
 
     def open_pidfd(self) -> int:
         """A file descriptor that becomes readable when the process ends (pidfd_open(2)).

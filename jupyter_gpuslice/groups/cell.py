@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..broker.explain import Refused
+from .body import fields
 from .hold import Hold
 from .members import Member, RankDiedError, StartFailedError, execution
 from .stream import Outbox, translate
@@ -35,11 +36,7 @@ class Cell:
     @classmethod
     def parse(cls, body: Any, workers: int) -> Cell:
         """The cell that a call's JSON body describes; :class:`Refused` says what is wrong."""
-        if not isinstance(body, Mapping):
-            raise Refused("bad_request", "The body of this call is a JSON object.")
-        unknown = sorted(set(body) - set(_FIELDS))
-        if unknown:
-            raise Refused("bad_request", f"Unknown field {str(unknown[0])[:40]!r}.")
+        body = fields(body, _FIELDS)
         code, push, pull = body.get("code") or "", body.get("push"), body.get("pull") or []
         if not isinstance(code, str) or not isinstance(push, (str, type(None))):
             raise Refused("bad_request", "'code' and 'push' are texts.")

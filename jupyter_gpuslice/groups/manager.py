@@ -188,15 +188,18 @@ class GroupManager:
     def _slice_environment(
         self, entry: _Entry, rank: int, torch: tuple[int, int] | None
     ) -> dict[str, str | None]:
-        devices = self._devices()
-        slices = [member.slices for member in entry.group.ranks]
+        own = entry.group.ranks[rank].slices
         environment = slice_environment(
-            slices[rank], devices, entry.lease.isolation, environ=os.environ, torch=torch
+            own, self._devices(), entry.lease.isolation, environ=os.environ, torch=torch
         )
-        visible = local_devices(slices, devices)
+        visible = self._visible(entry)
         if visible is not None:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
         return environment
+
+    def _visible(self, entry: _Entry) -> Sequence[str] | None:
+        """What every rank sees, where all see the same."""
+        return local_devices([member.slices for member in entry.group.ranks], self._devices())
 
     def _devices(self) -> Sequence[Device]:
         return [member.device for member in self._runtime.broker.pool] if self._runtime else []
@@ -205,17 +208,17 @@ class GroupManager:
         self, entry: _Entry, rank: int, torch: tuple[int, int] | None
     ) -> dict[str, str]:
         group, lease = entry.group, entry.lease
-        slices = [member.slices for member in group.ranks]
         # Simulated devices are nothing that CUDA could see: such ranks are as on a CPU.
         kinds = {device.uuid: device.kind for device in self._devices()}
-        real = any(kinds.get(s.device) != "simulated" for own in slices for s in own)
+        held = {slice_.device for member in group.ranks for slice_ in member.slices}
+        real = any(kinds.get(uuid) != "simulated" for uuid in held)
         environment: dict[str, str | None] = dict(os.environ)
         environment |= self._slice_environment(entry, rank, torch)
         environment |= torchrun_environment(
             rank,
             group.workers,
             group.id,
-            alone=real and local_devices(slices, self._devices()) is None,
+            alone=real and self._visible(entry) is None,
             cpus=len(os.sched_getaffinity(0)),
             inherited=os.environ,
         )

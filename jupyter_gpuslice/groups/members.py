@@ -21,7 +21,7 @@ from typing import Any, Literal
 from jupyter_client.multikernelmanager import AsyncMultiKernelManager
 from traitlets.config import Config, Configurable
 
-from ..devices.process import Process
+from ..devices.process import Process, runs
 from .watch import watch
 
 Channel = Literal["shell", "control"]
@@ -339,18 +339,11 @@ def _private_folder() -> Path:
     for old in Path(base).glob(f"{_FOLDER}-*-*"):
         pid = old.name.split("-")[2]
         try:
-            if pid.isdigit() and old.stat().st_uid == os.geteuid() and not _runs(int(pid)):
+            if pid.isdigit() and old.stat().st_uid == os.geteuid() and not runs(int(pid)):
                 shutil.rmtree(old, ignore_errors=True)
         except OSError:
             continue
     return Path(tempfile.mkdtemp(prefix=f"{_FOLDER}-{os.getpid()}-", dir=base))
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Process.of(pid).alive()
-    except ProcessLookupError:
-        return False
 
 
 def execution(code: str, *, silent: bool = False) -> dict[str, Any]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from ..broker.explain import Refused
 from ..request import GpuRequest
 from .backend import BACKENDS
+from .body import fields, flag, text
 
 MOST_WORKERS = 64
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
@@ -36,13 +36,9 @@ class Plan:
     @classmethod
     def parse(cls, body: Any, caller: Any) -> Plan:
         """:class:`Refused` or ``RequestError`` says what is wrong with it."""
-        if not isinstance(body, Mapping):
-            raise Refused("bad_request", "The body of this call is a JSON object.")
-        unknown = sorted(set(body) - set(_FIELDS))
-        if unknown:
-            raise Refused("bad_request", f"Unknown field {str(unknown[0])[:40]!r}.")
+        body = fields(body, _FIELDS)
         plan = cls()
-        plan.name = _text(body, "name") or "default"
+        plan.name = text(body, "name") or "default"
         if not _NAME.fullmatch(plan.name):
             raise Refused(
                 "bad_request",
@@ -53,35 +49,21 @@ class Plan:
         if type(workers) is not int or not 1 <= workers <= MOST_WORKERS:
             raise Refused("bad_request", f"'workers' is a number from 1 to {MOST_WORKERS}.")
         plan.workers = workers
-        plan.request = GpuRequest.parse(_text(body, "request") or "auto")
-        plan.backend = _text(body, "backend") or "auto"
+        plan.request = GpuRequest.parse(text(body, "request") or "auto")
+        plan.backend = text(body, "backend") or "auto"
         if plan.backend not in BACKENDS:
             raise Refused("bad_request", f"A backend is one of {', '.join(BACKENDS)}.")
         own = getattr(caller, "kernel", None)
-        plan.kernel = _text(body, "kernel") or own
+        plan.kernel = text(body, "kernel") or own
         if own is not None and not caller.stands_for(plan.kernel):
             raise Refused("not_owner", "A kernel may only make groups of its own.")
-        plan.kernel_name = _text(body, "kernel_name")
-        plan.cwd = _text(body, "cwd")
+        plan.kernel_name = text(body, "kernel_name")
+        plan.cwd = text(body, "cwd")
         if plan.cwd is not None and not os.path.isdir(plan.cwd):
             raise Refused("bad_request", "'cwd' is no folder on this server.")
-        plan.lend = _flag(body, "lend")
-        plan.wait = _flag(body, "wait")
-        plan.hold = _text(body, "hold") or "group"
+        plan.lend = flag(body, "lend")
+        plan.wait = flag(body, "wait")
+        plan.hold = text(body, "hold") or "group"
         if plan.hold not in ("group", "cell"):
             raise Refused("bad_request", "'hold' is group or cell.")
         return plan
-
-
-def _text(body: Mapping[str, Any], name: str) -> str | None:
-    value = body.get(name)
-    if value is not None and not isinstance(value, str):
-        raise Refused("bad_request", f"{name!r} is a text.")
-    return value or None
-
-
-def _flag(body: Mapping[str, Any], name: str) -> bool:
-    value = body.get(name, False)
-    if value is not None and not isinstance(value, bool):
-        raise Refused("bad_request", f"{name!r} is true or false.")
-    return bool(value)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from ..broker.explain import amount
 from .form import device_name, duration
 
 REFRESH_SECONDS = 3
@@ -157,9 +158,7 @@ def _bar(part: int, total: int) -> str:
 
 
 def _gib(mib: int | None) -> str:
-    if mib is None:
-        return "unknown"
-    return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib} MiB"
+    return "unknown" if mib is None else amount(mib)
 
 
 def _known(value: object, unit: str) -> str:

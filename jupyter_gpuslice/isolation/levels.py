@@ -209,29 +209,32 @@ def _cgroup(seen: Probes) -> Finding:
 
 
 def _mps(seen: Probes) -> Finding:
-    if seen.driver is None:
-        return _no_driver("mps", seen)
-    if seen.mps_control is None:
-        return _verdict(
-            "mps",
-            ["there is no nvidia-cuda-mps-control on the path"],
-            ["install the driver's compute utilities (nvidia-compute-utils)"],
-            "",
-        )
-    return _verdict("mps", [], [], seen.mps_control)
+    return _tool(
+        "mps",
+        seen,
+        seen.mps_control,
+        "there is no nvidia-cuda-mps-control on the path",
+        "install the driver's compute utilities (nvidia-compute-utils)",
+    )
 
 
 def _hami(seen: Probes) -> Finding:
+    return _tool(
+        "hami",
+        seen,
+        seen.libvgpu,
+        "there is no libvgpu.so in its usual places",
+        "install HAMi-core's libvgpu.so",
+    )
+
+
+def _tool(level: str, seen: Probes, found: str | None, missing: str, step: str) -> Finding:
+    """A level that needs the driver and one file beside it."""
     if seen.driver is None:
-        return _no_driver("hami", seen)
-    if seen.libvgpu is None:
-        return _verdict(
-            "hami",
-            ["there is no libvgpu.so in its usual places"],
-            ["install HAMi-core's libvgpu.so"],
-            "",
-        )
-    return _verdict("hami", [], [], seen.libvgpu)
+        return _no_driver(level, seen)
+    if found is None:
+        return _verdict(level, [missing], [step], "")
+    return _verdict(level, [], [], found)
 
 
 def _framework(seen: Probes, real: list[Device]) -> Finding:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..broker.lease import Lease
-from ..devices.process import Process
+from ..devices.process import Process, parent
 
 _OURS = (b"JUPYTER_GPUSLICE_", b"JUPYTERHUB_USER", b"JUPYTERHUB_SERVER_NAME")
 TERM_GRACE = 0.8
@@ -82,7 +82,7 @@ def sessions() -> list[Session]:
     tops: dict[bytes, list[int]] = {}
     for pid, text in grants.items():
         # Children inherit the grant; the server is the one whose parent does not have it.
-        if grants.get(_parent(pid)) != text:
+        if grants.get(parent(pid)) != text:
             tops.setdefault(text, []).append(pid)
     found = []
     for text, pids in tops.items():
@@ -97,14 +97,6 @@ def sessions() -> list[Session]:
         if isinstance(grant, dict) and user:
             found.append(Session(user, server, grant, processes))
     return found
-
-
-def _parent(pid: int) -> int:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return 0
-    return int(text.rpartition(")")[2].split()[1])
 
 
 def _pids() -> Iterator[int]:

@@ -58,3 +58,15 @@ def test_a_device_round_trips_and_keeps_a_reserve():
     assert Device("GPU-1", "gpu", "gpu", 100, reserve_mib=300).grantable_mib == 0
     with pytest.raises(TypeError):
         Device.from_dict({"uuid": "GPU-1"})
+
+
+def test_a_pid_alone_runs_until_its_process_ends_and_knows_its_parent() -> None:
+    child = subprocess.Popen(["sleep", "600"])
+    assert runs(child.pid)
+    assert parent(child.pid) == os.getpid()
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not runs(child.pid), "a zombie does not count"
+    child.wait()
+    assert not runs(child.pid)
+    assert parent(child.pid) == 0
