@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from jupyter_gpuslice.devices import Device, Process
+from jupyter_gpuslice.devices.process import parent, runs
 
 SLEEP = [sys.executable, "-c", "import sys; sys.stdin.read()"]
 
