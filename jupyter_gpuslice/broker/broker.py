@@ -16,7 +16,7 @@ from typing import Any
 from ..devices.process import Process
 from ..request import GpuRequest
 from .draft import Draft
-from .explain import Explanation, Refused, hint, never, not_now, queued, would_fit
+from .explain import Explanation, Refused, fewer, hint, never, not_now, queued, would_fit
 from .lease import Holder, Lease
 from .ledger import Change, Ledger
 from .placement import Nearness, place
@@ -32,9 +32,9 @@ class Broker:
     """Grants leases on a pool.
 
     ``clock`` gives seconds since the epoch; ``isolation`` is the level that the node enforces
-    and is noted in each lease; ``nearness`` tells how far two devices are apart. Leases found in
-    the ledger are taken over as they are: whoever runs the broker then reports the processes
-    that are gone.
+    and is noted in each lease; ``nearness`` tells how far two devices are apart; ``elsewhere``
+    tells people where there may be more than this pool ever has. Leases found in the ledger are
+    taken over as they are: whoever runs the broker then reports the processes that are gone.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class Broker:
         policy: Policy | None = None,
         isolation: str = "watch",
         nearness: Nearness | None = None,
+        elsewhere: str = "",
     ) -> None:
         self._pool = {member.device.uuid: member for member in pool}
         self._ledger = ledger
@@ -52,6 +53,7 @@ class Broker:
         self.policy = policy or Policy()
         self.isolation = isolation
         self._nearness = nearness
+        self._elsewhere = elsewhere
         self._lost: dict[str, str] = {}
         self._listeners: list[Listener] = []
         self._news: deque[Lease] = deque()
@@ -113,14 +115,16 @@ class Broker:
         """
         if request.kind == "none":
             return Explanation(True, "fits", "No GPU is asked for.")
-        why = never(request, workers, self.pool, self.policy)
-        if why is not None:
-            message = f"{why.message} This can never be granted here."
-            options = would_fit(request, self.pool, self._room(self._leases.values()), self.policy)
-            return Explanation(False, why.reason, message, hint(options), True, options)
         draft = self._draft()
         if instead_of is not None and instead_of in draft.leases:
             draft.end(draft.leases[instead_of], "released")
+        why = never(request, workers, self.pool, self.policy)
+        if why is not None:
+            draft.serve()
+            options, text = self._options(request, workers, list(draft.leases.values()))
+            message = f"{why.message} This can never be granted here."
+            text = f"{text} {self._elsewhere}".strip()
+            return Explanation(False, why.reason, message, text, True, options)
         probe = self._waiting(request, Holder("session", "", ""), workers, None, 0, draft.now)
         draft.put(probe)
         draft.serve()
@@ -130,18 +134,27 @@ class Broker:
 
     def _explain_wait(self, probe: Lease, draft: Draft) -> Explanation:
         room = self._room(draft.leases.values())
-        ahead = [lease for lease in draft.leases.values() if lease.id != probe.id]
-        awaited = serve(ahead, self.pool, self.policy, None, self._lost).awaited
-        unclaimed = {uuid: left for uuid, left in room.items() if uuid not in awaited}
-        options = would_fit(probe.request, self.pool, unclaimed, self.policy)
         position = [lease.id for lease in ordered(draft.leases.values())].index(probe.id) + 1
-        estimate = draft.wait_of(probe.id)
         if place(probe.request, probe.workers, self.pool, room, self.policy) is not None:
             why = queued(position - 1)
         else:
             why = not_now(probe.request, probe.workers, self.pool, room, self.policy)
-        text = f"{hint(options)} It would wait at position {position}, {_wait_text(estimate)}."
+        ahead = [lease for lease in draft.leases.values() if lease.id != probe.id]
+        options, text = self._options(probe.request, probe.workers, ahead)
+        estimate = draft.wait_of(probe.id)
+        text = f"{text} It would wait at position {position}, {_wait_text(estimate)}."
         return Explanation(False, why.reason, why.message, text, False, options, position, estimate)
+
+    def _options(
+        self, request: GpuRequest, workers: int, leases: Sequence[Lease]
+    ) -> tuple[tuple[str, ...], str]:
+        """What would fit of what nobody holds or waits for, and that in words."""
+        room = self._room(leases)
+        awaited = serve(leases, self.pool, self.policy, None, self._lost).awaited
+        unclaimed = {uuid: left for uuid, left in room.items() if uuid not in awaited}
+        options = would_fit(request, workers, self.pool, unclaimed, self.policy)
+        some = fewer(request, workers, self.pool, unclaimed, self.policy) if workers > 1 else 0
+        return options, hint(options, workers, some)
 
     # Changes
 
@@ -174,7 +187,7 @@ class Broker:
         if ttl is not None and not 0 < ttl < float("inf"):
             raise Refused("bad_request", "A time to live is a positive number of seconds.")
         if never(request, workers, self.pool, self.policy) is not None:
-            raise Refused.of(self.explain(request, workers=workers))
+            raise Refused.of(self.explain(request, workers=workers, instead_of=instead_of))
         with self._change() as draft:
             if instead_of is not None:
                 draft.give_way(self._live(instead_of))
@@ -224,7 +237,7 @@ class Broker:
         lease = self._live(lease_id)
         why = never(request, lease.workers, self.pool, self.policy)
         if why is not None or request.kind == "none":
-            raise Refused.of(self.explain(request, workers=lease.workers))
+            raise Refused.of(self.explain(request, workers=lease.workers, instead_of=lease.id))
         with self._change() as draft:
             if lease.state == "queued":
                 draft.put(lease.changed(request=request))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -81,7 +82,7 @@ def never(
         return Why("no_devices", "There is no GPU in this pool.")
     if request.model and not eligible(GpuRequest("auto", model=request.model), pool):
         names = ", ".join(sorted({member.device.name for member in pool}))
-        return Why("unknown_model", f"No GPU here is a {request.model}: there is {names}.")
+        return Why("unknown_model", f"There is no {request.model} here, only {names}.")
     fitting = eligible(request, pool)
     if not fitting and request.kind == "mig":
         profiles = sorted({m.device.profile for m in pool if m.device.profile})
@@ -162,11 +163,15 @@ def queued(ahead: int) -> Why:
 
 def would_fit(
     request: GpuRequest,
+    workers: int,
     pool: Sequence[PoolDevice],
     free: Mapping[str, Free],
     policy: Policy,
 ) -> tuple[str, ...]:
-    """The largest requests of each shape that fit in what is free, the model kept if it can be."""
+    """The largest requests of each shape that fit in what is free, for that many workers.
+
+    The model is kept if it can be.
+    """
     model = (
         request.model
         if request.model and eligible(GpuRequest("auto", model=request.model), pool)
@@ -174,7 +179,7 @@ def would_fit(
     )
 
     def fits(candidate: GpuRequest) -> bool:
-        return place(candidate, 1, pool, free, policy) is not None
+        return place(candidate, workers, pool, free, policy) is not None
 
     found: list[str] = []
     whole_devices = range(len(pool), 0, -1)
@@ -190,11 +195,9 @@ def would_fit(
         for m in eligible(GpuRequest("memory", memory_mib=1, model=model), pool)
         if m.device.uuid in free
     ]
-    most = max(rooms, default=0)
-    size = most - most % 1024 if most >= 1024 else most
-    if size >= policy.smallest_mib and fits(
-        memory := GpuRequest("memory", memory_mib=size, model=model)
-    ):
+    size = _each(rooms, workers)
+    memory = GpuRequest("memory", memory_mib=size, model=model) if size else None
+    if memory is not None and size >= policy.smallest_mib and fits(memory):
         found.append(str(memory))
     for profile in sorted({m.device.profile for m in pool if m.device.profile}):
         mig = GpuRequest("mig", profile=profile.lower(), model=model)
@@ -203,11 +206,36 @@ def would_fit(
     return tuple(found) or ("0",)
 
 
-def hint(options: Sequence[str]) -> str:
-    """What would fit, as a sentence."""
-    if list(options) == ["0"]:
-        return "Nothing would fit now."
-    return f"Would fit now: {' or '.join(options)}."
+def _each(rooms: Sequence[int], workers: int) -> int:
+    """The most memory (MiB; whole GiB where it is that much) that as many slices can have."""
+    shares = sorted({room // n for room in rooms for n in range(1, workers + 1)}, reverse=True)
+    rounded = (share - share % 1024 if share >= 1024 else share for share in shares)
+    enough = (size for size in rounded if size and sum(r // size for r in rooms) >= workers)
+    return next(enough, 0)
+
+
+def fewer(
+    request: GpuRequest,
+    workers: int,
+    pool: Sequence[PoolDevice],
+    free: Mapping[str, Free],
+    policy: Policy,
+) -> int:
+    """How many workers of that request fit in what is free, of at most ``workers``."""
+    # Where some fit, fewer fit as well.
+    return bisect(
+        range(1, workers + 1), 0, key=lambda n: place(request, n, pool, free, policy) is None
+    )
+
+
+def hint(options: Sequence[str], workers: int = 1, some: int = 0) -> str:
+    """What would fit, as a sentence; ``some``: that many workers of what was asked for would."""
+    found = [] if list(options) == ["0"] else [" or ".join(options)]
+    if found and workers > 1:
+        found = [f"{workers} workers of {found[0]}"]
+    if some and workers > 1:
+        found.append(f"{some} worker{'s' if some > 1 else ''} as asked for")
+    return f"Would fit now: {', or '.join(found)}." if found else "Nothing would fit now."
 
 
 def amount(mib: int) -> str:

@@ -25,6 +25,11 @@ from .worker import UnansweredError, Worker
 
 DISCOVERY_SECONDS = 60.0
 
+_ON_THE_HUB = (
+    "This session has what was chosen on the hub's spawn page; to choose anew, stop the server "
+    "(File → Hub Control Panel) and start it again."
+)
+
 
 @dataclass(frozen=True)
 class Found:
@@ -79,6 +84,7 @@ async def open_pool(
                 time.time,
                 isolation=found.isolation,
                 nearness=found.nearness,
+                elsewhere=_ON_THE_HUB if found.entitled else "",
             )
             # Whoever asked for these did not live to take them up.
             for lease in broker.leases():

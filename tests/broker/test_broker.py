@@ -6,8 +6,11 @@ import os
 import subprocess
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from jupyter_gpuslice.broker import Holder, Policy, Refused
+from jupyter_gpuslice.broker import Broker, Holder, Ledger, Policy, PoolDevice, Refused
+from jupyter_gpuslice.broker.explain import _each
 from jupyter_gpuslice.devices.process import Process
 from jupyter_gpuslice.request import GpuRequest
 
@@ -458,3 +461,45 @@ def test_what_others_wait_for_does_not_count_as_free(make) -> None:
     assert answer.reason == "queue" if not answer.fits else answer.would_fit == ()
     for option in answer.would_fit:
         assert broker.explain(ask(option)).fits
+
+
+@pytest.mark.parametrize("text", ["1", "2", "0.75", "80GiB", "h100:0.5", "1g.10gb"])
+@pytest.mark.parametrize("own", ["auto", "0.5", "0.25"])
+def test_what_the_asker_would_give_back_counts_in_every_answer(clock, text: str, own: str) -> None:
+    """In half a GPU: whatever is refused, nothing less is offered than what is held already."""
+    half = [PoolDevice(gpu(0), 40960, 50)]
+    broker = Broker(half, Ledger.open(None), clock, elsewhere="Ask the hub.")
+    lease = broker.request(ask(own), kernel())
+    answers = [broker.explain(ask(text), instead_of=lease.id).to_dict()]
+    with pytest.raises(Refused) as refused:
+        broker.resize(lease.id, ask(text))
+    answers.append(refused.value.details)
+    if own == "auto":
+        with pytest.raises(Refused) as refused:
+            broker.request(ask(text), kernel(), instead_of=lease.id)
+        answers.append(refused.value.details)
+    for answer in answers:
+        assert answer["would_fit"] == ["0.5", "40GiB"]
+        assert answer["never"] and answer["hint"].endswith("Ask the hub.")
+    assert broker.get(lease.id) == lease
+
+
+def test_what_fits_is_told_for_the_workers_that_were_asked_for(make) -> None:
+    broker = make()
+    answer = broker.explain(ask("1"), workers=5)
+    assert answer.would_fit == ("0.3", "26GiB")
+    assert "5 workers of 0.3 or 26GiB, or 2 workers as asked for." in answer.hint
+    for option in answer.would_fit:
+        assert broker.explain(ask(option), workers=5).fits
+    many = broker.explain(ask("0.5"), workers=1024)
+    assert many.would_fit == ("160MiB",) and "4 workers as asked for" in many.hint
+
+
+@given(st.lists(st.integers(0, 9000), max_size=5), st.integers(1, 40))
+def test_each_worker_s_memory_is_the_most_there_can_be(rooms: list[int], workers: int) -> None:
+    def holds(size: int) -> bool:
+        return sum(room // size for room in rooms) >= workers
+
+    size = _each(rooms, workers)
+    assert size == 0 or holds(size)
+    assert not holds(size + (1024 if size >= 1024 else 1))
