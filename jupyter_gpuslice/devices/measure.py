@@ -16,14 +16,17 @@ SETTLED_S = 2.0
 _MIB = 1 << 20
 
 
+_Key = tuple[int, float]
+"""A process: its pid and when it was created."""
+
+
 @dataclass
 class _Root:
     """A holder's process at the last measurement."""
 
     created: float
-    baseline: int = 0  # bytes of the tree when it had started
-    settled: bool = False
-    cpu: dict[tuple[int, float], float] = field(default_factory=dict)  # process → CPU seconds
+    starts: dict[_Key, int] = field(default_factory=dict)  # bytes of each that has started
+    cpu: dict[_Key, float] = field(default_factory=dict)  # seconds
     at: float | None = None
 
 
@@ -33,9 +36,10 @@ class ProcessMeter:
     - Utilisation is the tree's CPU time since the last measurement; 100 percent is one core busy.
       The first measurement of a process gives None. CPU time of children that ended between two
       measurements is not counted.
-    - Used memory is the tree's resident memory less what it had when its root had started: at the
-      first measurement from `SETTLED_S` after the root's creation (until then the use is 0), or at
-      the first at all for a process that became a holder later.
+    - Used memory is what each process of the tree has of resident memory beyond what it had when
+      it had started: at the first measurement from `SETTLED_S` after its creation (until then its
+      use is 0), or at the first at all for one that became part of a holder later. So a server
+      and its kernels, measured as one tree, use what they use measured one by one.
     - A holder below another holder is its own, not the other's too. One that holds several devices
       uses them in equal parts.
     """
@@ -70,9 +74,8 @@ class ProcessMeter:
     def _measure(self, pid: int, tree: Iterable[psutil.Process]) -> tuple[int, float | None] | None:
         """Bytes used and percent of one core; None when the process is gone."""
         now = self._clock()
-        memory = 0
-        cpu: dict[tuple[int, float], float] = {}
-        born: dict[tuple[int, float], float] = {}
+        cpu: dict[_Key, float] = {}
+        resident: dict[_Key, int] = {}
         created = None
         for process in tree:
             try:
@@ -81,11 +84,10 @@ class ProcessMeter:
                         continue
                     key = (process.pid, process.create_time())
                     times = process.cpu_times()
-                    memory += process.memory_info().rss
+                    resident[key] = process.memory_info().rss
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
             cpu[key] = times.user + times.system
-            born[key] = key[1]
             if process.pid == pid:
                 created = key[1]
         if created is None:
@@ -93,21 +95,23 @@ class ProcessMeter:
         root = self._roots.get(pid)
         if root is None or root.created != created:
             root = self._roots[pid] = _Root(created)
-        if not root.settled:
-            root.baseline = memory
-            root.settled = time.time() - created >= SETTLED_S
+        settled = time.time() - SETTLED_S
+        root.starts = {
+            key: root.starts.get(key, rss) for key, rss in resident.items() if key[1] <= settled
+        }
+        memory = sum(max(0, resident[key] - start) for key, start in root.starts.items())
         busy = None
         if root.at is not None and now > root.at:
             # A process that was born since has used all its time since; one that joined later
             # (it cannot be told from which moment) counts from now.
             began = time.time() - (now - root.at)
             spent = sum(
-                seconds - root.cpu.get(key, 0.0 if born[key] >= began else seconds)
+                seconds - root.cpu.get(key, 0.0 if key[1] >= began else seconds)
                 for key, seconds in cpu.items()
             )
             busy = 100 * max(0.0, spent) / (now - root.at)
         root.cpu, root.at = cpu, now
-        return max(0, memory - root.baseline), busy
+        return memory, busy
 
 
 def _trees(roots: set[int]) -> dict[int, list[psutil.Process]]:

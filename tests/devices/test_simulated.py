@@ -35,10 +35,11 @@ for line in sys.stdin:
         child = subprocess.Popen([sys.executable, "-c", sys.argv[1], sys.argv[1]], text=True,
                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         child.stdout.readline()
-        print("hold", value, file=child.stdin, flush=True)
-        child.stdout.readline()
         children.append(child)
         answer = child.pid
+    elif word == "childhold":
+        print("hold", value, file=children[-1].stdin, flush=True)
+        children[-1].stdout.readline()
     elif word == "endchild":
         child = children.pop()
         child.communicate()
@@ -223,10 +224,34 @@ def test_children_count(puppets):
 
     used()
     settle(used)
-    puppet.do("child 120")
-    assert 115 <= used() <= 190  # an interpreter comes with it
+    puppet.do("child")
+    assert used() <= 15
+    settle(used)
+    assert used() <= 15, "an interpreter that has started uses no device"
+    puppet.do("childhold 120")
+    assert 115 <= used() <= 135
     puppet.do("endchild")
     assert used() <= 15
+
+
+def test_one_tree_uses_what_its_processes_use_one_by_one(puppets):
+    """The node measures a session as one tree, the session its kernels: the numbers agree."""
+    tree, parts = ProcessMeter(), ProcessMeter()
+    puppet = puppets()
+    tree.measure({"a": [puppet.pid]})
+    child = int(puppet.do("child"))
+    holders = {"a": [puppet.pid, child]}
+
+    def both():
+        whole = sum(use.used_mib for use in tree.measure({"a": [puppet.pid]})["a"])
+        return whole, sum(use.used_mib for use in parts.measure(holders)["a"])
+
+    settle(both)
+    puppet.do("hold 60")
+    puppet.do("childhold 90")
+    whole, sums = both()
+    assert 145 <= whole <= 180
+    assert abs(whole - sums) <= 5
 
 
 def test_a_holder_below_another_is_counted_once(puppets):
@@ -234,7 +259,10 @@ def test_a_holder_below_another_is_counted_once(puppets):
     puppet = puppets()
     meter.measure({"a": [puppet.pid]})
     settle(lambda: meter.measure({"a": [puppet.pid]}))
-    child = int(puppet.do("child 100"))
+    child = int(puppet.do("child"))
+    meter.measure({"a": [puppet.pid]})
+    settle(lambda: meter.measure({"a": [puppet.pid]}))
+    puppet.do("childhold 100")
     uses = meter.measure({"a": [puppet.pid], "b": [child]})
     assert [use.pid for use in uses["a"]] == [puppet.pid]
     assert uses["a"][0].used_mib <= 15
