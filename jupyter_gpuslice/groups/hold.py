@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from .group import Group
 from .lease import GroupLease
@@ -41,15 +42,20 @@ class Hold:
         if not self._lease.parked:
             return
         self._lease.resume(instead_of)
-        await self._lease.granted(
-            lambda text: outbox.put({"type": "status", "text": text}), team.stop
-        )
-        if team.stop.is_set():
-            self._lease.park()
-            return
-        if self._lease.id is not None:
-            self._group.granted(self._lease.id, self._lease.slices())
-        await self._put_in_place(team, team.stop)
+        try:
+            await self._lease.granted(
+                lambda text: outbox.put({"type": "status", "text": text}), team.stop
+            )
+            if team.stop.is_set():
+                self._lease.park()
+                return
+            if self._lease.id is not None:
+                self._group.granted(self._lease.id, self._lease.slices())
+            await self._put_in_place(team, team.stop)
+        except BaseException:
+            # Held but not in place, the next cell would find its rank without a device.
+            await self._lay_down(team)
+            raise
 
     async def give_back(self, team: Team, outbox: Outbox) -> None:
         """Give the slices back unless something in a rank still uses its device."""
@@ -64,12 +70,14 @@ class Hold:
             text = KEPT.format(user=users[0], name=self._group.name)
             outbox.put({"type": "notice", "text": text})
             return
+        await self._lay_down(team)
+
+    async def _lay_down(self, team: Team) -> None:
+        """Whatever runs between cells shall find no device."""
         self._group.granted(self._group.lease or "", [()] * self._group.workers)
-        try:
-            # Whatever runs between cells shall find no device.
+        with suppress(StepFailedError):
+            # A rank that died meanwhile is started anew without one.
             await self._put_in_place(team, asyncio.Event())
-        except StepFailedError:
-            return
         self._lease.park()
 
     async def _put_in_place(self, team: Team, stop: asyncio.Event) -> None:

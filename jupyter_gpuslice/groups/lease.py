@@ -73,7 +73,8 @@ class GroupLease:
                     )
                 moved.clear()
                 position = broker.position(lease.id)
-                say(f"Waiting for {self._workers} x {self._request}: position {position}.")
+                many = f"{self._workers} workers of " if self._workers > 1 else ""
+                say(f"Waiting for {many}{self._request}: place {position} in the queue.")
                 await _either(moved, stop)
                 if stop is not None and stop.is_set():
                     return

@@ -27,6 +27,9 @@ from .watch import watch
 
 Listener = Callable[[str, dict[str, Any]], None]
 
+WITH_NOTEBOOK = "Its notebook's kernel has ended."
+"""Why a group ended that was not stopped by anybody."""
+
 
 class _Entry:
     """A group with everything that belongs to it."""
@@ -346,7 +349,7 @@ class GroupManager:
     async def kernel_gone(self, kernel_id: str) -> None:
         """A notebook's kernel has ended, and its groups with it."""
         entries = [e for e in self._entries.values() if e.group.kernel == kernel_id]
-        await asyncio.gather(*(self._end(e, "Its notebook's kernel has ended.") for e in entries))
+        await asyncio.gather(*(self._end(e, WITH_NOTEBOOK) for e in entries))
 
     async def shutdown(self) -> None:
         """End everything: the server stops."""

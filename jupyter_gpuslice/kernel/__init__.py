@@ -32,7 +32,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     magics = GpuMagics(shell)
     hook = magics.hook = SliceHook(path, names=magics.device_names) if path else None
     shell.register_magics(magics)
-    completer = Completer(shell, magics.groups)
+    completer = Completer(shell, magics.groups, magics.pool)
     completer.install()
     if hook is not None:
         shell.events.register("pre_run_cell", hook.before_cell)

@@ -6,13 +6,23 @@ import argparse
 import difflib
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 
-REQUESTS = ("auto", "0.25", "0.5", "1", "2", "10GiB", "10GiB/50%", "2x0.5")
+REQUESTS = {
+    "auto": (1, 0, 0),
+    "0.25": (1, 0, 25),
+    "0.5": (1, 0, 50),
+    "1": (1, 0, 100),
+    "2": (2, 0, 100),
+    "10GiB": (1, 10240, 0),
+    "10GiB/50%": (1, 10240, 50),
+    "2x0.5": (2, 0, 50),
+}
+"""Examples to complete to, and what each takes: devices, and of each MiB and percent."""
 BACKENDS = ("auto", "nccl", "gloo")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,29}")
 
@@ -55,6 +65,19 @@ def split(line: str) -> list[str]:
         return shlex.split(line)
     except ValueError as error:
         raise UsageError(f"The line cannot be read: {error}.") from None
+
+
+def possible_requests(pool: Mapping[str, Any]) -> list[str]:
+    """The examples that the pool could ever grant."""
+    return [
+        text
+        for text, (count, memory, percent) in REQUESTS.items()
+        if sum(
+            device.get("memory_mib", 0) >= memory and device.get("compute_percent", 0) >= percent
+            for device in pool.get("devices") or ()
+        )
+        >= count
+    ]
 
 
 def looks_like_request(word: str) -> bool:

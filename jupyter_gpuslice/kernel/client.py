@@ -372,4 +372,10 @@ def _refusal(status: int, phrase: str, data: bytes) -> GpuSliceError:
     hint = str(body.get("hint") or "")
     if status in (401, 403) and not hint:
         hint = "If the server was restarted since, restart this kernel too."
-    return GpuSliceError(message, str(body.get("reason") or f"http_{status}"), hint)
+    details = body.get("details")
+    return GpuSliceError(
+        message,
+        str(body.get("reason") or f"http_{status}"),
+        hint,
+        details if isinstance(details, dict) else None,
+    )

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 from . import arguments
+from .errors import GpuSliceError
 from .groups import Groups
 
+POOL_S = 30.0
+"""How long what the pool could grant is remembered."""
 
-def completions(line: str, groups: list[str], variables: list[str], over_cell: bool) -> list[str]:
+
+def completions(
+    line: str,
+    groups: list[str],
+    variables: list[str],
+    over_cell: bool,
+    requests: Callable[[], list[str]] = lambda: list(arguments.REQUESTS),
+) -> list[str]:
     """What may come next on ``line`` (the text before the cursor, from the magic on).
 
-    ``groups`` and ``variables`` are names that exist.
+    ``groups`` and ``variables`` are names that exist, ``requests`` examples that make sense here.
     """
     words = line.split()
     if not line.endswith((" ", "\t")) and words:
@@ -19,7 +31,7 @@ def completions(line: str, groups: list[str], variables: list[str], over_cell: b
     words = words[1:]
     parsers = arguments.CELL if over_cell else arguments.LINE
     if not words:
-        return sorted(filter(None, parsers)) + (list(arguments.REQUESTS) if over_cell else [])
+        return sorted(filter(None, parsers)) + (requests() if over_cell else [])
     name = words[0]
     parser = parsers.get(name) or (
         parsers.get("") if over_cell and arguments.looks_like_request(name) else None
@@ -41,7 +53,7 @@ def completions(line: str, groups: list[str], variables: list[str], over_cell: b
     if name in ("request", "resize", "why", "train") and not any(
         arguments.looks_like_request(word) for word in _plain(words[1:])
     ):
-        found += arguments.REQUESTS
+        found += requests()
     if name in ("push", "pull"):
         found += [variable for variable in variables if variable not in words]
     return found
@@ -60,9 +72,11 @@ def _plain(words: list[str]) -> list[str]:
 class Completer:
     """Completes both magics in a shell. Never raises: nothing of it may disturb typing."""
 
-    def __init__(self, shell: Any, groups: Groups) -> None:
+    def __init__(self, shell: Any, groups: Groups, pool: Callable[[], Any]) -> None:
         self._shell = shell
         self._groups = groups
+        self._pool = pool
+        self._requests: tuple[float, list[str]] = (float("-inf"), [])
 
     def install(self) -> None:
         try:
@@ -99,6 +113,17 @@ class Completer:
         cut = len(fragment) - len(event.symbol)
         return [word[cut:] for word in found]
 
+    def _possible(self) -> list[str]:
+        """Requests that this session could grant; all examples where the server does not tell."""
+        asked, requests = self._requests
+        if time.monotonic() - asked > POOL_S:
+            try:
+                requests = arguments.possible_requests(self._pool())
+            except GpuSliceError:
+                requests = list(arguments.REQUESTS)
+            self._requests = time.monotonic(), requests
+        return requests
+
     def _found(self, before: str) -> tuple[str, list[str]]:
         """The word being typed and what it may become; none outside of our magics."""
         try:
@@ -114,7 +139,7 @@ class Completer:
                 if not name.startswith("_") and name not in hidden
             )
             found = completions(
-                line, self._groups.names(), variables, over_cell=line.startswith("%%")
+                line, self._groups.names(), variables, line.startswith("%%"), self._possible
             )
             return fragment, [word for word in found if word.startswith(fragment)]
         except Exception:

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
 class GpuSliceError(Exception):
     """Something that cannot be done, said for people.
 
-    ``message`` says what, ``reason`` is a stable word for programs, ``hint`` what to do.
+    ``message`` says what, ``reason`` is a stable word for programs, ``hint`` what to do,
+    ``details`` is what a server's refusal says for programs.
     """
 
-    def __init__(self, message: str, reason: str = "error", hint: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        reason: str = "error",
+        hint: str = "",
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
         self.message = message
         self.reason = reason
         self.hint = hint
+        self.details = dict(details or {})
         super().__init__(f"{message} {hint}".strip())
+
+    @property
+    def passes(self) -> bool:
+        """Whether it is a refusal of what could be had by waiting for it."""
+        return self.details.get("never") is False
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows in place of a traceback."""

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from . import texts
 from .client import Client, Stream
 from .errors import CellInterrupted, GpuSliceError, PeerError
 from .output import Renderer
+from .status import own_leases
 
 DEFAULT = "train"
 """The group's name where none is given."""
@@ -70,7 +72,7 @@ class Groups:
         if len(groups) == 1:
             return groups[0]
         if not groups:
-            raise _no_group("No group has been made yet.", [])
+            raise _no_group("This notebook has no group now.", [])
         raise _no_group("There are several groups: which one is meant?", self.names())
 
     def ensure(
@@ -110,17 +112,27 @@ class Groups:
             "hold": hold,
         }
         many = f"{workers} workers" if workers > 1 else "a worker"
-        print(f"Starting {many} with {request} each…" if workers > 1 else f"Starting {many}…")
+        print(f"Asking for {many} with {request}{' each' if workers > 1 else ''}…", flush=True)
         # Starting takes as long as the slowest rank; its own deadline is the server's.
         try:
             group = self._client().post("groups", body, timeout=None)
         except GpuSliceError as error:
-            if not wait and error.reason.startswith("insufficient"):
-                error.hint = f"{error.hint} Add --wait to queue for it.".strip()
+            if "would_fit" in error.details:
+                error.hint = " ".join(filter(None, [error.hint, *self._advice(error, wait)]))
             raise
         self._known[name] = group
         self._asked[name] = request
         return group, True
+
+    def _advice(self, error: GpuSliceError, wait: bool) -> list[str]:
+        """What this kernel can do about a refusal of slices."""
+        advice = []
+        for lease in own_leases(self._client().listed("leases"), self._kernel_id):
+            if lease.get("slices") and lease.get("request") != "auto":
+                advice.append(texts.OWN_LEASE.format(request=lease.get("request")))
+        if error.passes and not wait:
+            advice.append(texts.ADD_WAIT)
+        return advice
 
     def _check(
         self, group: dict[str, Any], workers: int, request: str | None, backend: str
@@ -305,7 +317,10 @@ def _no_group(message: str, names: list[str]) -> GpuSliceError:
     if names:
         hint = f"There is {', '.join(names)}: choose with --name."
     else:
-        hint = "`%%gpu train -n 2` over a cell makes one and runs the cell on it."
+        hint = (
+            "`%%gpu train -n 2` over a cell makes one and runs the cell on it. Groups end with "
+            "their notebook's kernel, also when it is restarted."
+        )
     return GpuSliceError(message, "no_group", hint)
 
 

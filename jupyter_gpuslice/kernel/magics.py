@@ -41,10 +41,14 @@ class GpuMagics(Magics):
             self._connected = key, Client.from_environment()
         return self._connected[1]
 
+    def pool(self) -> Any:
+        """The pool, for what is only nicer with it: not waited for long."""
+        return self.client().call("GET", "pool", timeout=2)
+
     def device_names(self) -> dict[str, str]:
-        """Names of the pool's devices, where the server tells them soon: they only sound nicer."""
+        """Names of the pool's devices, where the server tells them soon."""
         try:
-            return device_names(self.client().call("GET", "pool", timeout=2))
+            return device_names(self.pool())
         except GpuSliceError:
             return {}
 
@@ -119,8 +123,8 @@ class GpuMagics(Magics):
         try:
             lease = client.post("leases", body)
         except GpuSliceError as error:
-            if not args.wait and error.reason.startswith("insufficient"):
-                error.hint = f"{error.hint} Add --wait to queue for it.".strip()
+            if not args.wait and error.passes:
+                error.hint = f"{error.hint} {texts.ADD_WAIT}".strip()
             raise
         if lease.get("state") == "queued":
             lease = self._wait(client, lease)
@@ -271,7 +275,8 @@ class GpuMagics(Magics):
     def _do_stop(self, args: Any) -> None:
         group = self.groups.pick(args.name)
         self.groups.stop(group)
-        print(f"Group {group['name']} is stopped, its slices are given back.")
+        print(f"Group {group['name']} is stopped, its slices are given back.", flush=True)
+        self._refresh()  # its end may have given this kernel its own slice back
 
     # Cells.
 

@@ -37,12 +37,13 @@ LEVELS = {
 CSS = """
 .gpuslice{font-family:var(--jp-ui-font-family,system-ui,sans-serif);font-size:13px;
 color:var(--jp-ui-font-color1,inherit);max-width:640px;line-height:1.5}
-.gpuslice table{color:inherit;border-collapse:collapse;margin:4px 0;width:100%}
+.gpuslice table{color:inherit;border-collapse:collapse;margin:4px 0;width:100%;
+table-layout:auto!important}
 .gpuslice th,.gpuslice td{text-align:left!important;padding:2px 12px 2px 0;border:0;
 background:none;color:inherit;vertical-align:middle;font-size:13px}
 .gpuslice th{font-weight:600;color:var(--jp-ui-font-color2,inherit)}
 .gpuslice tr{background:none!important}
-.gpuslice-bar{position:relative;height:10px;min-width:120px;border-radius:3px;overflow:hidden;
+.gpuslice-bar{position:relative;height:10px;min-width:60px;border-radius:3px;overflow:hidden;
 background:var(--jp-layout-color3,rgba(128,128,128,.25))}
 .gpuslice-bar span{position:absolute;top:0;bottom:0;left:0}
 .gpuslice-held{background:var(--jp-brand-color1,#1976d2);opacity:.4}
@@ -103,7 +104,7 @@ def text(
         lines.append(f"Waiting: {len(queue)}")
         lines += [f"  {_waiting_words(entry)}" for entry in queue]
     elif devices:
-        lines.append("Nobody is waiting.")
+        lines.append(_nobody_waits(pool))
     return "\n".join(lines)
 
 
@@ -128,7 +129,7 @@ def html(
             "<table><tr><th>Device</th><th>held and used</th><th>free</th><th>used</th>"
             "<th>busy</th></tr>"
         )
-        parts += [_device_row(device) for device in devices]
+        parts += [_device_row(device, names) for device in devices]
         parts.append(f'</table><div class="gpuslice-note">Isolation: {escape(_level(pool))}</div>')
     else:
         parts.append(f"<div>{escape(_no_devices(pool))}</div>")
@@ -138,7 +139,7 @@ def html(
         waiting = "".join(f"<br>{escape(_waiting_words(entry))}" for entry in queue)
         parts.append(f"<div>Waiting: {len(queue)}{waiting}</div>")
     elif devices:
-        parts.append('<div class="gpuslice-note">Nobody is waiting.</div>')
+        parts.append(f'<div class="gpuslice-note">{_nobody_waits(pool)}</div>')
     return "".join([*parts, "</div>"])
 
 
@@ -217,6 +218,11 @@ def _level(pool: Mapping[str, Any]) -> str:
     return LEVELS.get(level, level)
 
 
+def _nobody_waits(pool: Mapping[str, Any]) -> str:
+    """A session's own queue is not the hub's."""
+    return "Nobody is waiting in this session." if pool.get("hub") else "Nobody is waiting."
+
+
 def _no_devices(pool: Mapping[str, Any]) -> str:
     note = str(pool.get("note") or "")
     return f"No GPU here. {note}".strip()
@@ -245,13 +251,12 @@ def _share(part: Any, whole: Any) -> float:
     return min(max(100 * part / whole, 0.0), 100.0)
 
 
-def _device_row(device: Mapping[str, Any]) -> str:
+def _device_row(device: Mapping[str, Any], names: Mapping[str, str]) -> str:
     total, free, used = (device.get(key) for key in ("memory_mib", "free_mib", "used_mib"))
     held = total - free if isinstance(total, int) and isinstance(free, int) else None
     label = f"{memory(held)} held, {memory(used)} used of {memory(total)}"
-    name = escape(str(device.get("name") or device.get("uuid")))
-    if device.get("kind") == "simulated":
-        name += ' <span class="gpuslice-tag">simulated</span>'
+    uuid = str(device.get("uuid"))
+    name = f'<span title="{escape(uuid)}">{escape(names[uuid])}</span>'
     if _health(device):
         name += f' <span class="gpuslice-tag">{escape(_health(device))}</span>'
     bar = (

@@ -30,8 +30,12 @@ Over a cell:
 A request is a share of a GPU (0.5), memory (10GiB, 10GiB/50%), whole GPUs (2), slices on several
 GPUs (2x0.5), a MIG profile (1g.10gb), any of them on a model (h100:0.5), or auto: what is free.
 A group keeps its shape: another -n or request on the same name needs --fresh, since the variables
-of its ranks are lost then. Line and cell use the name "train" where none is given.
+of its ranks are lost then. Where no name is given, "train" is meant, or else the only group there
+is. Groups end with this kernel, also when it is restarted.
 """
+
+ADD_WAIT = "Add --wait to queue for it."
+OWN_LEASE = "This kernel itself holds {request}: `%gpu release` gives that back first."
 
 RESTART_FIRST = (
     "{user} already uses CUDA in this kernel, and a process keeps the devices it began with. "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,14 +45,27 @@ def short(uuid: Any) -> str:
 
 
 def device_names(pool: Mapping[str, Any] | None) -> dict[str, str]:
-    """Device UUID → its name, with "(simulated)" where it is."""
+    """Device UUID → its name, with "(simulated)" where it is.
+
+    Of several with one name each has the beginning of its UUID as well.
+    """
     names = {}
     for device in (pool or {}).get("devices") or ():
         name = str(device.get("name") or short(device.get("uuid")))
         if device.get("kind") == "simulated" and "simulated" not in name.lower():
             name += " (simulated)"
         names[str(device.get("uuid"))] = name
-    return names
+    count = Counter(names.values())
+    return {
+        uuid: f"{name} {_beginning(uuid)}" if count[name] > 1 else name
+        for uuid, name in names.items()
+    }
+
+
+def _beginning(uuid: str) -> str:
+    """The first eight digits of a UUID."""
+    digits = re.search(r"[0-9a-f]{8}(?=-|$)", uuid)
+    return digits[0] if digits else uuid
 
 
 def slice_words(slice_: Mapping[str, Any]) -> str:

@@ -119,7 +119,8 @@ class LeaseApi:
     """Leases for callers. Without a runtime the pool says why and everything else is refused.
 
     ``about(lease)`` adds the server's own knowledge of a lease; ``entitled(caller)`` is what the
-    caller's profile allows (``None``: the whole pool); ``groups_of(user)`` serves usage by group.
+    caller's profile allows (``None``: the whole pool); ``hub`` is the path of the page of the hub
+    whose session the pool is; ``groups_of(user)`` serves usage by group.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class LeaseApi:
         problem: ApiError | None = None,
         about: Callable[[Lease], Mapping[str, Any]] | None = None,
         entitled: Callable[[Caller], Mapping[str, Any] | None] = lambda caller: None,
+        hub: str | None = None,
         groups_of: Callable[[str], Iterable[str]] = lambda user: (),
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -138,12 +140,15 @@ class LeaseApi:
         self._resolve = resolve
         self._about = about
         self._entitled = entitled
+        self._hub = hub
         self._groups_of = groups_of
         self._clock = clock
 
     def viewer(self, caller: Caller) -> Viewer:
         extra: dict[str, Any] = {"about": self._about} if self._about else {}
-        return Viewer(caller.user, caller.admin, entitled=self._entitled(caller), **extra)
+        return Viewer(
+            caller.user, caller.admin, entitled=self._entitled(caller), hub=self._hub, **extra
+        )
 
     def pool(self, caller: Caller) -> dict[str, Any]:
         """``GET pool``."""

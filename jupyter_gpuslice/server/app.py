@@ -15,7 +15,7 @@ from jupyter_server.extension.application import ExtensionApp
 from traitlets import Int, Unicode
 from traitlets.config import Configurable
 
-from ..groups.manager import GroupManager
+from ..groups.manager import WITH_NOTEBOOK, GroupManager
 from .address import server_address
 from .api import ApiError, Caller, LeaseApi
 from .events import Events
@@ -173,6 +173,7 @@ class GpuSliceApp(ExtensionApp):
             self.kernels.resolve,
             about=self.kernels.about,
             entitled=lambda caller: found.entitled,
+            hub=found.hub,
         )
         viewer = api.viewer(me)
         runtime.subscribe(
@@ -185,6 +186,7 @@ class GpuSliceApp(ExtensionApp):
         self.kernels.attach(runtime)
         self.groups = GroupManager(self.serverapp, runtime, self.gpuslice)
         self.groups.subscribe(self.events.group)
+        self.groups.subscribe(self._group_news)
         self.kernels.groups = self.groups
         self._metrics = PoolMetrics(lambda: self.runtime)
         self._equip_terminals()
@@ -201,6 +203,16 @@ class GpuSliceApp(ExtensionApp):
         extra |= server_address(self.serverapp)
         extra["JUPYTER_GPUSLICE_TOKEN"] = self.kernels.tokens.for_session()
         terminals.extra_env = extra
+
+    def _group_news(self, action: str, group: dict[str, Any]) -> None:
+        """A restarted kernel's notebook looks as before, but its groups are gone."""
+        ended = action == "ended" and group["detail"] == WITH_NOTEBOOK
+        if ended and self.kernels.returns(group["kernel"]):
+            words = (
+                f"The group {group['name']!r} ended when its notebook's kernel was restarted: the "
+                "variables of its workers are gone."
+            )
+            self._notice("warning", words, group["kernel"])
 
     def _notice(self, level: str, message: str, kernel: str | None) -> None:
         self.log.info("Kernel %s: %s", kernel, message)

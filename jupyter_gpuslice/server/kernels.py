@@ -242,6 +242,13 @@ class Kernels:
         kernel = self._kernels.get(lease.holder.id)
         return self._patience(kernel) if kernel is not None and kernel.process == process else 0.0
 
+    def returns(self, kernel_id: str) -> bool:
+        """Whether a kernel whose process has ended is, or was, started anew."""
+        kernel = self._kernels.get(kernel_id)
+        if kernel is None or kernel.process is None:
+            return False
+        return kernel.process.alive() or self._patience(kernel) > 0
+
     def _patience(self, kernel: Kernel) -> float:
         now = time.monotonic()
         if kernel.died_at is None:

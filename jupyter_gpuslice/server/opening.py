@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from ..broker.broker import Broker
 from ..broker.lease import Slice
@@ -40,7 +41,9 @@ class Found:
     isolation: str
     near: Mapping[tuple[str, str], int]
     note: str
-    entitled: Mapping[str, Any] | None
+    entitled: Mapping[str, Any] | None = None
+    hub: str | None = None
+    """The path of the hub's page of all GPUs, where the pool is what a hub granted."""
 
     def nearness(self, a: str, b: str) -> int:
         return 0 if a == b else self.near.get((a, b), FAR)
@@ -84,7 +87,7 @@ async def open_pool(
                 time.time,
                 isolation=found.isolation,
                 nearness=found.nearness,
-                elsewhere=_ON_THE_HUB if found.entitled else "",
+                elsewhere=_ON_THE_HUB if found.hub else "",
             )
             # Whoever asked for these did not live to take them up.
             for lease in broker.leases():
@@ -105,7 +108,7 @@ def discover(simulate: str, reserve_mib: int | None, grant: str) -> Found:
         return _from_grant(grant)
     source = open_devices(simulate, reserve_mib)
     pool = whole(source.devices())
-    return Found(source, pool, node_level(source), _near(source, pool), source.note, None)
+    return Found(source, pool, node_level(source), _near(source, pool), source.note)
 
 
 def _from_grant(text: str) -> Found:
@@ -118,6 +121,7 @@ def _from_grant(text: str) -> Found:
         pool = granted(source.devices(), slices)
         isolation = str(grant["isolation"])
         request = str(grant["request"])
+        hub = urlsplit(str(grant["url"])).path.removesuffix("api/v1/")
     except (ValueError, KeyError, TypeError) as error:
         raise ApiError(
             503,
@@ -130,7 +134,7 @@ def _from_grant(text: str) -> Found:
         "devices": len(pool),
         "text": request,
     }
-    return Found(source, pool, isolation, _near(source, pool), source.note, entitled)
+    return Found(source, pool, isolation, _near(source, pool), source.note, entitled, hub)
 
 
 def _near(source: DeviceSource, pool: Sequence[PoolDevice]) -> dict[tuple[str, str], int]:

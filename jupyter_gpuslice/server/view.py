@@ -20,13 +20,15 @@ class Viewer:
     """Who looks. ``user`` sees leases of that name; an admin all of them.
 
     ``about`` adds what only the server knows of a lease (its notebook, whether a restart is
-    needed); ``entitled`` is what the viewer's profile allows, where that is not the whole pool.
+    needed); ``entitled`` is what the viewer's profile allows, where that is not the whole pool;
+    ``hub`` is the path of the hub's page of all GPUs, where the pool is a session of its.
     """
 
     user: str
     admin: bool = False
     about: Callable[[Lease], Mapping[str, Any]] = _nothing
     entitled: Mapping[str, Any] | None = None
+    hub: str | None = None
 
     def sees(self, lease: Lease) -> bool:
         return self.admin or lease.holder.user == self.user
@@ -81,6 +83,7 @@ def pool_view(broker: Broker, latest: Measurement, viewer: Viewer, note: str) ->
         },
         "user": viewer.user,
         "admin": viewer.admin,
+        "hub": viewer.hub,
     }
 
 
@@ -100,6 +103,7 @@ def empty_pool_view(viewer: Viewer, note: str) -> dict[str, Any]:
         "uses": {},
         "user": viewer.user,
         "admin": viewer.admin,
+        "hub": viewer.hub,
     }
 
 

@@ -558,7 +558,7 @@ def test_a_queued_group_starts_by_itself_and_its_cell_tells_of_the_wait() -> Non
         assert server.manager.get(second)["state"] == "starting"
         cell = server.start(second, "print('at last')")
         await until(lambda: bool(cell.of("status")), "nothing was said of the wait")
-        assert "position 1" in cell.of("status")[0]["text"]
+        assert "2 workers of 1: place 1" in cell.of("status")[0]["text"]
         third = await server.group(1, "1", name="third", wait=True)
         await server.manager.stop(third)
         await server.manager.stop(first)
@@ -566,6 +566,54 @@ def test_a_queued_group_starts_by_itself_and_its_cell_tells_of_the_wait() -> Non
         assert cell.well().text(1) == "at last\n"
 
     play(scenario, simulate="a100-80gb:2")
+
+
+def test_a_slice_that_could_not_be_put_in_place_is_given_back_and_asked_for_anew() -> None:
+    visible = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'] != '')"
+
+    async def scenario(server: Server) -> None:
+        group = await server.group(1, "0.5", hold="cell")
+        assert (await server.run(group, visible)).well().text(0) == "True\n"
+        (lease,) = server.broker.leases()
+        assert lease.state == "parked"
+        (pid,) = server.pids(group)
+        os.kill(pid, signal.SIGSTOP)  # it cannot take what it is given
+        cell = server.start(group, "1")
+        await until(lambda: server.broker.get(lease.id).state == "active", "it was not resumed")
+        await server.manager.interrupt(group)
+        await cell.end()
+        assert not cell.done["ok"]
+        # Its only rank had to be ended, and the lease with it: nothing stays held.
+        assert all(not lease.holds for lease in server.broker.leases())
+        assert (await server.run(group, visible)).well().text(0) == "True\n"
+        assert [lease.state for lease in server.broker.leases()] == ["parked"]
+
+    play(scenario)
+
+
+def test_an_interrupt_while_a_slice_is_put_in_place_leaves_nothing_half_done() -> None:
+    visible = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'] != '')"
+
+    async def scenario(server: Server) -> None:
+        group = await server.group(2, "0.5", hold="cell")
+        assert (await server.run(group, visible)).well()
+        pid = server.pids(group)[1]
+        os.kill(pid, signal.SIGSTOP)
+        cell = server.start(group, "1")
+        (lease,) = server.broker.leases()
+        await until(lambda: server.broker.get(lease.id).state == "active", "it was not resumed")
+        stopping = asyncio.ensure_future(server.manager.interrupt(group))
+        await asyncio.sleep(1)
+        os.kill(pid, signal.SIGCONT)  # in time: it lives, and so does its lease
+        await stopping
+        await cell.end()
+        assert not cell.done["ok"]
+        assert server.pids(group)[1] == pid
+        assert [lease.state for lease in server.broker.leases()] == ["parked"]
+        reply = (await server.run(group, visible)).well()
+        assert [reply.text(rank) for rank in (0, 1)] == ["True\n", "True\n"]
+
+    play(scenario)
 
 
 def test_a_revoked_lease_ends_its_group() -> None:

@@ -255,13 +255,20 @@ class ServerKernel(Kernel):
     def __init__(self, server: JupyterServer) -> None:
         self.server = server
         self.id = server.api("POST", "api/kernels", {"name": "python3"})["id"]
-        self.client = BlockingKernelClient(
-            connection_file=str(server.runtime / f"kernel-{self.id}.json")
-        )
+        self._connect()
+
+    def _connect(self) -> None:
+        file = self.server.runtime / f"kernel-{self.id}.json"
+        self.client = BlockingKernelClient(connection_file=str(file))
         self.client.load_connection_file()
         # No heartbeat: on a busy machine a slow one would read as death.
         self.client.start_channels(hb=False)
         self.client.wait_for_ready(timeout=DEADLINE)
+
+    def restart(self) -> None:
+        self.client.stop_channels()
+        self.server.api("POST", f"api/kernels/{self.id}/restart")
+        self._connect()
 
     def interrupt(self) -> None:
         self.server.api("POST", f"api/kernels/{self.id}/interrupt")

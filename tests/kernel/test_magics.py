@@ -193,7 +193,9 @@ def test_an_interrupted_wait_stays_in_the_queue_and_its_grant_is_told(
     finally:
         other.close()
     said = ok(notebook.run("print('cell')"))
-    assert re.fullmatch(r"GPU slice granted: 0\.5 of Simulated A100-40GB \(.*\)\.\ncell\n", said)
+    assert re.fullmatch(
+        r"GPU slice granted: 0\.5 of Simulated A100-40GB \w{8} \(.*\)\.\ncell\n", said
+    )
 
 
 CUDA = """
@@ -234,7 +236,7 @@ def trained(jupyter: Any) -> Any:
 
 
 def test_the_first_use_makes_the_group_and_says_so(trained: Any) -> None:
-    assert "Starting 2 workers with 0.25 each" in trained.first.stdout
+    assert "Asking for 2 workers with 0.25 each" in trained.first.stdout
 
 
 def test_output_of_ranks_is_labelled_and_results_are_in_order(trained: Any) -> None:
@@ -392,6 +394,7 @@ def test_completion_in_the_kernel(trained: Any) -> None:
     trained.run("weights = 1")
     assert complete("%gpu push wei") == ["%gpu push weights"]
     assert "%%gpu 0.5" in complete("%%gpu ")
+    assert "%gpu why 2x0.5" in complete("%gpu why 2")
     assert complete("impor") == ["import"]
 
 
@@ -410,7 +413,7 @@ def test_a_warm_cell_is_fast(trained: Any) -> None:
 def test_stop_gives_back_and_the_next_cell_starts_anew(trained: Any, jupyter: Any) -> None:
     assert "is stopped" in ok(trained.run("%gpu stop"))
     assert jupyter.api("GET", "gpuslice/api/v1/groups")["groups"] == []
-    assert "No group has been made yet" in trace(trained.run("%%gpu run\n1"))
+    assert "This notebook has no group now" in trace(trained.run("%%gpu run\n1"))
     ok(trained.run("%%gpu train -n 1 0.25\nx = 1"))
     (group,) = jupyter.api("GET", "gpuslice/api/v1/groups")["groups"]
     jupyter.api("DELETE", f"gpuslice/api/v1/groups/{group['id']}")
@@ -426,8 +429,30 @@ def test_an_auto_slice_gives_way_to_the_group_and_comes_back(notebook: Any, jupy
     assert "gave way to the group" in said
     assert said.endswith("[0] 1\n[1] 1\n")
     assert "waits for auto" in picture(notebook.run("%gpu"))["text/plain"]
-    ok(notebook.run("%gpu stop"))
-    assert "GPU slice granted: Simulated A100-40GB" in ok(notebook.run("1"))
+    # Told at once, and not above the next cell, whatever that is about.
+    assert "GPU slice granted: Simulated A100-40GB" in ok(notebook.run("%gpu stop"))
+    assert ok(notebook.run("1")) == ""
+
+
+def test_a_refused_group_says_what_this_kernel_itself_holds_and_no_wait_in_vain(
+    notebook: Any,
+) -> None:
+    ok(notebook.run("%gpu request 1"))
+    text = trace(notebook.run("%%gpu train -n 2 1\n1"))
+    assert "This kernel itself holds 1: `%gpu release`" in text
+    assert "1 worker as asked for" in text and "Add --wait" in text
+    ok(notebook.run("%gpu release"))
+    for cell in ("%%gpu train -n 9 1\n1", "%gpu request 3", "%%gpu train -n 2 h100:1\n1"):
+        text = trace(notebook.run(cell))
+        assert "never be granted here" in text
+        assert "--wait" not in text and "itself holds" not in text
+
+
+def test_a_restart_that_ends_groups_is_told(notebook: Any) -> None:
+    ok(notebook.run("%%gpu train -n 2 0.25\n1"))
+    notebook.restart()
+    text = trace(notebook.run("%%gpu run\n1"))
+    assert "has no group now" in text and "also when it is restarted" in text
 
 
 def test_a_cell_with_a_slice_runs_in_a_warm_worker_that_keeps_its_names(notebook: Any) -> None:
@@ -480,7 +505,7 @@ def test_a_cell_waits_for_its_slice_and_an_interrupt_leaves_the_queue(
         time.sleep(3)
         notebook.interrupt()
         said = notebook.wait(cell)
-        assert "position 1" in said.stdout
+        assert "place 1 in the queue" in said.stdout
         assert "ran" not in said.stdout
         assert "KeyboardInterrupt" in trace(said)
         assert jupyter.api("GET", "gpuslice/api/v1/pool")["queue"] == []

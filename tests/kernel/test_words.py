@@ -87,6 +87,44 @@ def test_nothing_is_shown_that_is_not_known() -> None:
     assert "lost" in html
 
 
+def test_devices_of_one_name_are_told_apart() -> None:
+    """Also in HTML, where a table of one row each is all that a reader has."""
+    uuids = ["GPU-sim-1a2b3c4d-0000", "GPU-sim-99999999-0000", "GPU-5e6f7a8b-0000"]
+    models = ["Simulated A100", "Simulated A100", "H100"]
+    devices = [
+        {"uuid": uuid, "name": name, "kind": "simulated"}
+        for uuid, name in zip(uuids, models, strict=True)
+    ]
+    names = words.device_names({"devices": devices})
+    assert list(names.values()) == [
+        "Simulated A100 1a2b3c4d",
+        "Simulated A100 99999999",
+        "H100 (simulated)",
+    ]
+    html = status.html({"devices": devices, "queue": []}, [], [], "k")
+    assert all(name in html for name in names.values())
+
+
+def test_the_queue_of_a_session_is_not_the_hubs() -> None:
+    pool = {"devices": [{"uuid": "GPU-1"}], "queue": [], "hub": "/services/gpuslice/"}
+    for picture in (status.text, status.html):
+        assert "Nobody is waiting in this session." in picture(pool, [], [], "k")
+        assert "Nobody is waiting." in picture({**pool, "hub": None}, [], [], "k")
+
+
+@pytest.mark.parametrize(
+    ("devices", "requests"),
+    [
+        ([(40960, 50)], ["auto", "0.25", "0.5", "10GiB", "10GiB/50%"]),
+        ([(8000, 100), (8000, 100)], ["auto", "0.25", "0.5", "1", "2", "2x0.5"]),
+        ([], []),
+    ],
+)
+def test_only_what_could_be_granted_is_offered(devices: Any, requests: list[str]) -> None:
+    pool = {"devices": [{"memory_mib": m, "compute_percent": c} for m, c in devices]}
+    assert arguments.possible_requests(pool) == requests
+
+
 def test_a_pool_without_devices_says_why() -> None:
     pool = {"devices": [], "queue": [], "note": "NVML is not there."}
     assert "No GPU here. NVML is not there." in status.text(pool, [], [], "k")

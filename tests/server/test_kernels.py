@@ -332,6 +332,27 @@ async def test_a_request_that_cannot_be_met_costs_the_kernel_its_device_and_noth
     assert content["message"] == notice["message"]
 
 
+async def test_a_restart_that_ends_a_group_is_told_and_a_shutdown_is_not(server):
+    async def group_of(kernel: str) -> None:
+        body = {"name": "g", "workers": 1, "request": "0", "kernel": kernel}
+        status, _ = await server.call("POST", "groups", body)
+        assert status == 201
+
+    def notices() -> list[str]:
+        return [data["message"] for name, data in server.events if name == "notice"]
+
+    kernel = await server.start_kernel()
+    await group_of(kernel)
+    await server.serverapp.kernel_manager.shutdown_kernel(kernel)
+    other = await server.start_kernel()
+    await group_of(other)
+    assert not notices()
+    await server.manager(other).restart_kernel()
+    await until(lambda: bool(notices()), "nothing was said")
+    (message,) = notices()
+    assert "'g' ended when its notebook's kernel was restarted" in message
+
+
 async def test_auto_is_what_is_free_and_nothing_where_none_was_wanted(server):
     first = await server.start_kernel()
     assert str(server.lease(first).request) == "auto"

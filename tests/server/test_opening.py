@@ -172,7 +172,7 @@ def grant(fraction: int = 2) -> str:
             "devices": [device.to_dict()],
             "slices": [slice_.to_dict()],
             "nearness": [],
-            "url": "http://127.0.0.1:1/",
+            "url": "http://127.0.0.1:1/hub-base/services/gpuslice/api/v1/",
         }
     )
 
@@ -190,7 +190,10 @@ class TestGrant:
         assert (await server.call("POST", "leases", {"request": "0.25"}))[0] == 201
         assert (await server.call("POST", "leases", {"request": "0.25"}))[0] == 201
         assert (await server.call("POST", "leases", {"request": "0.25"}))[0] == 202
-        assert (await server.call("POST", "leases", {"request": "1"}))[0] == 409
+        status, refusal = await server.call("POST", "leases", {"request": "1"})
+        assert status == 409
+        assert "the hub's spawn page" in refusal["hint"]
+        assert pool["hub"] == "/hub-base/services/gpuslice/"
 
 
 class TestBadGrant:
