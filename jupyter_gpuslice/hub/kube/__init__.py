@@ -1,0 +1,1 @@
+"""Pods for Kubernetes: what a request is in the words of the cluster's GPU-sharing stack."""
