@@ -6,7 +6,7 @@ that is denied on the page cannot be had by any other way either.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
@@ -18,14 +18,44 @@ OPTIONS = ("profile", "request")
 
 
 class ChoiceError(Exception):
-    """A choice that is not to be had; ``status`` is the HTTP status it means (400 or 403)."""
+    """A choice that is not to be had; ``status`` is the HTTP status it means (400 or 403).
 
-    def __init__(self, reason: str, message: str, hint: str = "", status: int = 400) -> None:
-        super().__init__(f"{message} {hint}".strip())
+    ``advice`` is a sentence on what to do, which may name requests; ``examples`` are requests that
+    the profile gives, for the hint to offer.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        message: str,
+        advice: str = "",
+        status: int = 400,
+        examples: Sequence[GpuRequest] = (),
+    ) -> None:
         self.reason = reason
         self.message = message
-        self.hint = hint
         self.status = status
+        self.examples = tuple(examples)
+        self._advice = advice
+        super().__init__(f"{message} {self.hint}".strip())
+
+    @property
+    def hint(self) -> str:
+        words = (str(request) for request in self.examples)
+        offer = f"Write {listed(words, 'or')}." if self.examples else ""
+        return f"{self._advice} {offer}".strip()
+
+    @property
+    def named(self) -> list[GpuRequest]:
+        """All requests that the hint offers."""
+        return [*self.examples, *_requests_in(self._advice)]
+
+    def among(self, possible: Callable[[GpuRequest], bool]) -> ChoiceError:
+        """The same, its hint without the requests that are not possible."""
+        advice = self._advice if all(map(possible, _requests_in(self._advice))) else ""
+        return ChoiceError(
+            self.reason, self.message, advice, self.status, list(filter(possible, self.examples))
+        )
 
 
 @dataclass(frozen=True)
@@ -64,6 +94,23 @@ class Profile:
     @property
     def default_choice(self) -> Choice:
         return next((choice for choice in self.choices if choice.default), self.choices[0])
+
+    def gives(self, request: GpuRequest) -> bool:
+        """Whether it offers a request, or lets users write it."""
+        if any(choice.request == request for choice in self.choices):
+            return True
+        return self.custom_max is not None and not beyond(request, self.custom_max)
+
+    @property
+    def examples(self) -> tuple[GpuRequest, ...]:
+        """What users may write: a few of many, or else all that is offered."""
+        most = self.custom_max
+        if most is None:
+            return tuple(choice.request for choice in self.choices)
+        model = f"{most.model}:" if most.model else ""
+        some = [GpuRequest.parse(model + text) for text in ("0.5", "10GiB")]
+        within = [request for request in [*some, most] if not beyond(request, most)]
+        return tuple(dict.fromkeys(within))
 
 
 @dataclass(frozen=True)
@@ -138,22 +185,31 @@ class Profiles:
 
 
 def _requested(profile: Profile, text: Any) -> GpuRequest:
+    if not str(text).strip():
+        raise ChoiceError("bad_request", "The amount is empty.", examples=profile.examples)
     try:
         request = GpuRequest.parse(text)
     except RequestError as error:
-        raise ChoiceError(error.reason, error.message, error.hint) from error
+        # The grammar's examples are of everything that there is: the profile's own are of more use.
+        advice = error.hint.partition("Valid requests:")[0].strip()
+        if not all(map(profile.gives, _requests_in(advice))):
+            advice = ""
+        raise ChoiceError(error.reason, error.message, advice, examples=profile.examples) from error
     if any(choice.request == request for choice in profile.choices):
         return request
-    offers = listed((str(choice.request) for choice in profile.choices), "or")
     if profile.custom_max is None:
         raise ChoiceError(
             "not_offered",
             f"The profile {profile.slug} does not offer {request}.",
-            f"It offers {offers}.",
+            examples=profile.examples,
         )
     why = beyond(request, profile.custom_max)
     if why:
-        raise ChoiceError("over_limit", f"{request} is not to be had here: {why}", f"Or {offers}.")
+        raise ChoiceError(
+            "over_limit",
+            f"{request} is not to be had with this profile: {why}",
+            examples=profile.examples,
+        )
     return request
 
 
@@ -163,15 +219,15 @@ def beyond(request: GpuRequest, most: GpuRequest) -> str:
         return ""
     if request.kind == "auto":
         return "auto is for kernels; a server asks for an amount."
-    limit = f"the most is {most}."
+    limit = f"it gives {at_most(most)}."
     if most.model is not None and request.model != most.model:
-        return f"this profile is for {most.model}, so write {most.model}: before it; {limit}"
+        return f"it is for {most.model}, so write {most.model}: before the amount; {limit}"
     if request.count > most.count:
         return limit
     if most.whole:
         return ""
     if request.kind != most.kind or (request.profile != most.profile):
-        return f"it does not compare with the limit; {limit}"
+        return f"{request} does not compare with its limit; {limit}"
     if request.fraction is not None and most.fraction is not None:
         return limit if request.fraction > most.fraction else ""
     if request.memory_mib is not None and most.memory_mib is not None:
@@ -180,13 +236,32 @@ def beyond(request: GpuRequest, most: GpuRequest) -> str:
         if (request.compute_percent or 0) > (most.compute_percent or 0):
             return limit
         if request.compute_percent is None and most.compute_percent is not None:
-            return f"it does not say how much compute; {limit}"
+            return f"{request} does not say how much compute; {limit}"
     return ""
+
+
+def at_most(most: GpuRequest) -> str:
+    """A limit in words: what of, and how to write it where that is not plain."""
+    words = describe(most)
+    if most.whole:
+        return f"at most {words.replace('One', '1')}"
+    return f"at most {words} ({most})"
+
+
+def _requests_in(text: str) -> list[GpuRequest]:
+    """The requests that stand in a sentence."""
+    found = []
+    for word in text.split():
+        try:
+            found.append(GpuRequest.parse(word.strip(".,:;()")))
+        except RequestError:
+            continue
+    return found
 
 
 def describe(request: GpuRequest) -> str:
     """A request in words, for people: a label where the admin wrote none."""
-    model = f" of a {request.model.upper()}" if request.model else ""
+    model = f" of {_article(request.model)} {request.model.upper()}" if request.model else ""
     of = model or " of a GPU"
     many = f"{request.count} × " if request.count > 1 else ""
     if request.kind == "none":
@@ -208,6 +283,11 @@ def describe(request: GpuRequest) -> str:
         compute = f", {request.compute_percent} % compute" if request.compute_percent else ""
         return f"{many}{amount}{of}{compute}"
     return f"{many}MIG {request.profile}{model}"
+
+
+def _article(model: str) -> str:
+    """a T4, an A100: the first letter is spoken by its name."""
+    return "an" if model[0] in "aefhilmnorsx" else "a"
 
 
 def listed(items: Iterable[str], word: str = "and") -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
+from contextvars import ContextVar
 from functools import lru_cache
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,10 @@ from .progress import Progress, waiting_words
 
 LEASE_VARIABLE = "JUPYTER_GPUSLICE_LEASE"
 GRANT_VARIABLE = "JUPYTER_GPUSLICE_GRANT"
+
+_submitted: ContextVar[form.Submitted | None] = ContextVar("submitted", default=None)
+"""The form that the hub's request at hand came with: when it is refused, the hub asks for the form
+once more, and of another spawner than that of a named server."""
 
 # A mixin has no start, stop and poll of its own, and JupyterHub insists on them in a spawner.
 _Base: Any = Spawner if TYPE_CHECKING else LoggingConfigurable
@@ -137,30 +142,49 @@ class GpuSliceSpawner(_Base):  # type: ignore[misc]
     def groups(self) -> list[str]:
         return [group.name for group in self.user.groups]
 
-    def select(self, options: Mapping[str, Any] | None) -> Selection:
+    async def select(self, options: Mapping[str, Any] | None) -> Selection:
         """The choice that options mean. :class:`GpuSpawnError` for one that is not to be had."""
         try:
             return self.declared().select(options, self.user.name, self.groups())
         except ChoiceError as error:
-            raise GpuSpawnError.of(error) from error
+            raise GpuSpawnError.of(await self._with_what_is_here(error)) from error
+
+    async def _with_what_is_here(self, error: ChoiceError) -> ChoiceError:
+        """A refusal whose hint offers only what this machine could grant."""
+        named = sorted({str(request) for request in error.named})
+        if not named:
+            return error
+        available = await self._link().availability(named)
+        return error.among(lambda request: not available.offer(request).never)
 
     async def gpu_form(self) -> str:
         """The spawn page's form: profiles, what is free now, and the user's last choice."""
         profiles = self.declared()
         offered = profiles.visible(self.user.name, self.groups())
-        requests = {str(choice.request) for profile in offered for choice in profile.choices}
-        available = await self._link().availability(sorted(requests))
+        available = await self._link().availability(form.asked_about(offered))
         # The hub gives the last options of this server, or none.
         last = self.orm_spawner.user_options if self.orm_spawner else None
-        return form.spawn_form(profiles, available, last, self.user.name, self.groups())
+        return form.spawn_form(
+            profiles, available, last, self.user.name, self.groups(), _submitted.get()
+        )
 
-    def gpu_options(self, form_data: Mapping[str, Any]) -> dict[str, str]:
+    def gpu_options(self, form_data: Mapping[str, Any]) -> Awaitable[dict[str, str]]:
         """The user's options from a submitted form or a link, checked."""
+        submitted = form.Submitted(form_data)
+        # Here, not in the coroutine: the hub runs that in a task, with a context of its own.
+        _submitted.set(submitted)
+        return self._options(submitted)
+
+    async def _options(self, submitted: form.Submitted) -> dict[str, str]:
         try:
-            options = form.options_from_form(form_data)
-        except ChoiceError as error:
-            raise GpuSpawnError.of(error) from error
-        return self.select(options).to_options()
+            try:
+                options = form.options_from_form(submitted.fields)
+            except ChoiceError as error:
+                raise GpuSpawnError.of(error) from error
+            return (await self.select(options)).to_options()
+        except GpuSpawnError:
+            submitted.refused = True
+            raise
 
     # Before the start: outside of start_timeout, which JupyterHub counts from start() on
 
@@ -175,7 +199,7 @@ class GpuSliceSpawner(_Base):  # type: ignore[misc]
 
     async def reserve(self) -> None:
         """Check the choice, ask for its slice and wait for it."""
-        self._chosen = chosen = self.select(self.user_options)
+        self._chosen = chosen = await self.select(self.user_options)
         if chosen.request.kind == "none":
             self._grant = no_grant(self.service_url)
             return

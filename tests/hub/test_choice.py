@@ -82,6 +82,49 @@ def test_what_is_not_to_be_had_is_refused(options: Any, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "text", ["1.5", "2", "h100:2", "2x0.75", "lots", "10ZB", "9GB/5", "", "0x"]
+)
+@pytest.mark.parametrize("most", ["0.25", "1", "2", "16GiB", "h100:1", "2x0.5"])
+def test_a_hint_offers_only_what_the_profile_gives(text: str, most: str) -> None:
+    profiles = parse_profiles(
+        {"profiles": [{"slug": "a", "request": "0.1", "custom": True, "max": most}]}
+    )
+    try:
+        profiles.select({"profile": "a", "request": text}, "ana", [])
+    except ChoiceError as error:
+        assert error.named
+        for request in error.named:
+            assert profiles.all[0].gives(request), error.hint
+        assert "Valid requests" not in error.hint
+
+
+def test_a_hint_offers_only_what_is_possible() -> None:
+    with pytest.raises(ChoiceError) as caught:
+        select({"profile": "own", "request": "10ZB"})
+    assert "512MiB" in caught.value.hint
+    assert "Write 0.5, 10GiB or 1." in caught.value.hint
+    small = caught.value.among(lambda request: request.memory_mib is None)
+    assert small.hint == "Write 0.5 or 1."
+    assert str(small).startswith(small.message)
+    assert caught.value.among(lambda request: False).hint == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"profile": "own", "request": "1.5"}, "slice lies on one device. Write 0.5, 10GiB or 1."),
+        ({"profile": "own", "request": "2"}, "it gives at most 1 GPU. Write 0.5, 10GiB or 1."),
+        ({"profile": "own", "request": " "}, "The amount is empty. Write 0.5, 10GiB or 1."),
+        ({"profile": "some", "request": "1"}, "does not offer 1. Write 0.25 or 0.5."),
+    ],
+)
+def test_a_refusal_is_said_in_the_profile_s_own_terms(options: Any, words: str) -> None:
+    with pytest.raises(ChoiceError) as caught:
+        select(options)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("request_", "most", "fits"),
     [
         ("0", "0.5", True),
@@ -124,7 +167,8 @@ def test_a_limit_is_a_limit(request_: str, most: str, fits: bool) -> None:
         ("0.5", "50 % of a GPU"),
         ("2x0.25", "2 × 25 % of a GPU"),
         ("h100:1", "One H100"),
-        ("h100:0.125", "12.5 % of a H100"),
+        ("h100:0.125", "12.5 % of an H100"),
+        ("t4:0.5", "50 % of a T4"),
         ("10GiB", "10 GiB of a GPU"),
         ("512MiB/50%", "512 MiB of a GPU, 50 % compute"),
         ("1g.10gb", "MIG 1g.10gb"),

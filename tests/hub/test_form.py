@@ -9,7 +9,13 @@ import pytest
 
 from jupyter_gpuslice.hub.availability import Availability, DeviceKind, Offer
 from jupyter_gpuslice.hub.choice import ChoiceError
-from jupyter_gpuslice.hub.form import options_from_form, spawn_form, status_words
+from jupyter_gpuslice.hub.form import (
+    Submitted,
+    asked_about,
+    options_from_form,
+    spawn_form,
+    status_words,
+)
 from jupyter_gpuslice.hub.profiles import parse_profiles
 from jupyter_gpuslice.request import GpuRequest
 
@@ -49,6 +55,7 @@ class Page(HTMLParser):
         self.ids: list[str] = []
         self.open: list[str] = []
         self.text = ""
+        self.scripts = 0
         self.feed(text)
         assert self.open == []
 
@@ -59,7 +66,9 @@ class Page(HTMLParser):
         if tag == "input":
             self.inputs.append(given)
         else:
-            assert tag not in ("script", "b", "gpu", "this")
+            self.scripts += tag == "script"
+            assert self.scripts <= 1  # our own
+            assert tag not in ("b", "gpu", "this")
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
@@ -71,9 +80,18 @@ class Page(HTMLParser):
     def checked(self) -> list[str]:
         return [each["value"] for each in self.inputs if "checked" in each]
 
+    def amounts(self) -> list[str]:
+        return [each["value"] for each in self.inputs if each["type"] == "text"]
+
 
 def page(last: Any = None, available: Availability = AVAILABLE, *groups: str) -> Page:
     return Page(spawn_form(PROFILES, available, last, "ana", groups))
+
+
+def again(fields: Any, *, refused: bool = True, last: Any = None) -> Page:
+    """The form as it is shown once more, after it was sent."""
+    sent = Submitted(fields, refused)
+    return Page(spawn_form(PROFILES, AVAILABLE, last, "ana", [], sent))
 
 
 def test_choices_show_what_is_free_and_how_long_the_wait_is() -> None:
@@ -105,7 +123,76 @@ def test_the_default_the_last_choice_and_an_own_amount_are_marked() -> None:
     assert page({"profile": "gpu", "request": "1"}).checked() == ["gpu/1"]
     own = page({"profile": "gpu", "request": "0.3"})
     assert own.checked() == ["gpu/custom"]
-    assert [each["value"] for each in own.inputs if each["type"] == "text"] == ["0.3"]
+    assert own.amounts() == ["0.3"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "card", "amount"),
+    [
+        ({"choice": ["gpu/custom"], "custom.gpu": ["1.5"]}, "gpu/custom", "1.5"),
+        ({"choice": ["gpu/custom"], "custom.gpu": ['"><b>']}, "gpu/custom", '"><b>'),
+        ({"choice": ["gpu/custom"], "custom.gpu": [""]}, "gpu/custom", ""),
+        # What stands in a field that is not chosen stays as well.
+        ({"choice": ["gpu/1"], "custom.gpu": ["much"]}, "gpu/1", "much"),
+        ({"choice": ["cpu/0"]}, "cpu/0", ""),
+        # A link's query.
+        ({"profile": ["gpu"], "request": ["7"]}, "gpu/custom", "7"),
+        ({"profile": ["gpu"], "request": ["1"]}, "gpu/1", ""),
+        # Cards that are not to be had give way to the default.
+        ({"choice": ["gpu/10GiB/50%"], "custom.gpu": ["0.3"]}, "gpu/0.5", "0.3"),
+        ({"choice": ["vip/8"]}, "gpu/0.5", ""),
+        ({"choice": ["gpu/1", "gpu/2"]}, "gpu/0.5", ""),
+        ({"choice_file": [{"filename": "x"}]}, "gpu/0.5", ""),
+        ({"profile": ["cpu"], "request": ["9"]}, "gpu/0.5", ""),
+    ],
+)
+def test_what_was_sent_stands_in_the_form_that_is_shown_again(
+    fields: Any, card: str, amount: str
+) -> None:
+    seen = again(fields)
+    assert seen.checked() == [card]
+    assert seen.amounts() == [amount]
+    assert "no longer offered" not in seen.text
+    [text] = [each for each in seen.inputs if each["type"] == "text"]
+    assert ("aria-invalid" in text) is (card == "gpu/custom")
+
+
+def test_what_was_sent_counts_more_than_the_last_start() -> None:
+    last = {"profile": "gpu", "request": "0.3"}
+    assert again({"choice": ["cpu/0"]}, last=last).checked() == ["cpu/0"]
+    assert "is-invalid" not in repr(again({"choice": ["gpu/custom"]}, refused=False).inputs)
+
+
+@pytest.mark.parametrize(
+    ("most", "words", "placeholder"),
+    [
+        (1, "At most 1 GPU.", "0.5 or 10GiB"),
+        (4, "At most 4 GPUs.", "0.5 or 10GiB"),
+        ("h100:1", "At most 1 H100.", "h100:0.5 or h100:10GiB"),
+        (0.25, "At most 25 % of a GPU (0.25).", "0.25"),
+        ("2x0.5", "At most 2 × 50 % of a GPU (2x0.5).", "0.5 or 2x0.5"),
+        ("24GiB", "At most 24 GiB of a GPU (24GiB).", "10GiB or 24GiB"),
+        ("a100:0.5", "At most 50 % of an A100 (a100:0.5).", "a100:0.5"),
+        ("1g.10gb", "At most MIG 1g.10gb (1g.10gb).", "1g.10gb"),
+    ],
+)
+def test_a_limit_says_of_what_and_the_examples_are_within_it(
+    most: Any, words: str, placeholder: str
+) -> None:
+    profile = {"slug": "a", "request": 0, "custom": True, "max": most}
+    profiles = parse_profiles({"profiles": [profile]})
+    seen = Page(spawn_form(profiles, Availability(), None, "ana", []))
+    assert words in seen.text
+    assert [each["placeholder"] for each in seen.inputs if each["type"] == "text"] == [placeholder]
+
+
+def test_the_examples_are_what_this_machine_can_grant() -> None:
+    profile = {"slug": "a", "request": 0, "custom": True, "max": 1}
+    profiles = parse_profiles({"profiles": [profile]})
+    assert asked_about(profiles.all) == ["0", "0.5", "1", "10GiB"]
+    small = Availability({"10GiB": Offer(0, 0, never=True, message="Too much.")})
+    text = spawn_form(profiles, small, None, "ana", [])
+    assert 'placeholder="0.5 or 1"' in text
 
 
 @pytest.mark.parametrize(
@@ -151,6 +238,8 @@ def test_nobody_s_form_says_so() -> None:
             {"profile": "gpu", "request": "1"},
         ),
         ({"profile": ["gpu"], "request": ["1"]}, {"profile": "gpu", "request": "1"}),
+        # Nothing written is for the profile to refuse.
+        ({"choice": ["gpu/custom"]}, {"profile": "gpu", "request": ""}),
     ],
 )
 def test_a_submitted_form_is_options(form: Any, options: dict[str, str]) -> None:
@@ -164,8 +253,6 @@ def test_a_submitted_form_is_options(form: Any, options: dict[str, str]) -> None
         {"choice": []},
         {"other": ["1"]},
         {"choice_file": [{"filename": "x"}]},
-        {"choice": ["gpu/custom"]},
-        {"choice": ["gpu/custom"], "custom.gpu": [""]},
     ],
 )
 def test_a_form_that_is_not_ours_is_refused(form: Any) -> None:

@@ -58,11 +58,14 @@ def form_of(hub: Hub, session: requests.Session) -> str:
     return unescape(response.text)
 
 
-def submit(hub: Hub, session: requests.Session, **fields: str) -> requests.Response:
+def submit(
+    hub: Hub, session: requests.Session, server: str = "", **fields: str
+) -> requests.Response:
+    """Send the spawn page's form; ``server`` is user/name for a named one."""
     session.get(f"{hub.url}/hub/spawn", timeout=30)
     xsrf = next(c.value for c in session.cookies if c.name == "_xsrf" and c.path == "/hub/")
     return session.post(
-        f"{hub.url}/hub/spawn",
+        f"{hub.url}/hub/spawn/{server}".rstrip("/"),
         params={"_xsrf": xsrf},
         data=fields,
         timeout=60,
@@ -212,7 +215,7 @@ def test_an_impossible_request_is_refused_at_once(hub: Hub) -> None:
         ({"profile": "big", "request": "0.25"}, 403, "is not for you"),
         ({"profile": "slice", "request": "1"}, 400, "does not offer 1"),
         ({"profile": "slice", "request": "lots"}, 400, "neither a number"),
-        ({"profile": "custom", "request": "2"}, 400, "the most is 1"),
+        ({"profile": "custom", "request": "2"}, 400, "at most 1 GPU"),
         ({"profile": "nope"}, 400, "There is no profile 'nope'"),
         ({"profile": ["slice"]}, 400, "is a text"),
         ({"profile": {"slug": "slice"}}, 400, "is a text"),
@@ -281,7 +284,8 @@ def test_the_form_shows_what_is_free_and_starts_a_server(hub: Hub) -> None:
     [
         ({"choice": "big/2"}, 403, "is not for you"),
         ({"choice": "slice/2"}, 400, "does not offer 2"),
-        ({"choice": "custom/custom", "custom.custom": "1.5"}, 400, "2x0.75"),
+        ({"choice": "custom/custom", "custom.custom": "1.5"}, 400, "0.5, 10GiB or 1"),
+        ({"choice": "custom/custom", "custom.custom": "h100:2"}, 400, "at most 1 GPU"),
         ({"choice": "custom/custom", "custom.custom": " "}, 400, "is empty"),
         ({"choice": "<b>/1"}, 400, "There is no profile '<b>'"),
         ({"chioce": "slice/0.5"}, 400, "no such field"),
@@ -296,7 +300,34 @@ def test_a_tampered_form_is_refused_in_words(
     assert words in unescape(alert)
     assert "SpawnException" not in alert
     assert "<b>" not in alert
+    assert "2x0.75" not in alert
+    assert "h100:" not in alert.replace(fields.get("custom.custom", "-"), "")
+    if "custom.custom" in fields:
+        # What was chosen and written is still there.
+        assert re.search(r'value="custom/custom"[^>]* checked', response.text)
+        assert f'value="{fields["custom.custom"]}"' in response.text
     assert hub.leases() == []
+
+
+def test_what_was_sent_is_kept_for_a_named_server_and_for_nobody_else(hub: Hub) -> None:
+    session = login(hub, "eve")
+    fields = {"choice": "custom/custom", "custom.custom": "7x7"}
+    refused = submit(hub, session, "eve/second", **fields)
+    assert refused.status_code == 400
+    assert 'value="7x7"' in refused.text
+    # Neither the next look at the page nor somebody else's shows it.
+    assert "7x7" not in form_of(hub, session)
+    other = submit(hub, login(hub, "flo"), choice="slice/9")
+    assert other.status_code == 400
+    assert "7x7" not in other.text
+
+
+def test_what_the_service_refuses_at_once_is_kept_as_well(hub: Hub) -> None:
+    fields = {"choice": "custom/custom", "custom.custom": "h100:0.5"}
+    response = submit(hub, login(hub, "eve"), "eve/second", **fields)
+    assert response.status_code == 409, response.text
+    assert 'value="h100:0.5"' in response.text
+    assert re.search(r'value="custom/custom"[^>]* checked', response.text)
 
 
 def test_named_servers_have_leases_of_their_own(hub: Hub) -> None:
