@@ -85,17 +85,51 @@ def _words_of(error: HTTPError) -> str:
     return f"{error.code}: {words or error.reason}"
 
 
+def session_server(environ: Mapping[str, str] = os.environ) -> Server | None:
+    """This session's own server, where we are in one of its kernels or terminals."""
+    if environ.get("JUPYTER_GPUSLICE_URL") and environ.get("JUPYTER_GPUSLICE_TOKEN"):
+        return SessionServer(environ)
+    return None
+
+
 def find_servers(environ: Mapping[str, str] = os.environ) -> list[Server]:
     """The servers to ask: this session's own inside a kernel or terminal, else all that run."""
-    if environ.get("JUPYTER_GPUSLICE_URL") and environ.get("JUPYTER_GPUSLICE_TOKEN"):
-        return [SessionServer(environ)]
+    own = session_server(environ)
+    if own is not None:
+        return [own]
 
     from jupyter_server.serverapp import list_running_servers
 
     # a server under a hub has no token of its own, but takes its session's
     hub_token = environ.get("JUPYTERHUB_API_TOKEN", "")
-    return [
-        RunningServer(f"{info['url'].rstrip('/')}/{API}", info.get("token") or hub_token)
-        for info in list_running_servers()
-        if str(info.get("url", "")).startswith(("http://", "https://"))
-    ]
+    found = {server.api: server for server in servers_of_hubs()}
+    for info in list_running_servers():
+        if str(info.get("url", "")).startswith(("http://", "https://")):
+            api = f"{info['url'].rstrip('/')}/{API}"
+            found.setdefault(api, RunningServer(api, info.get("token") or hub_token))
+    return list(found.values())
+
+
+def servers_of_hubs() -> list[RunningServer]:
+    """The servers that hubs started on this machine as this very account.
+
+    Their own environment tells where they listen and has the token that they, and nobody else, are
+    asked with. Their runtime files may be in another home.
+    """
+    import psutil
+
+    found = {}
+    for process in psutil.process_iter():
+        try:
+            if process.uids().real != os.getuid():
+                continue
+            environ = process.environ()
+        except psutil.Error:
+            continue
+        url = environ.get("JUPYTERHUB_SERVICE_URL", "")
+        token = environ.get("JUPYTERHUB_API_TOKEN", "")
+        # Services of a hub have an address as well, but no user.
+        if environ.get("JUPYTERHUB_USER") and token and url.startswith(("http://", "https://")):
+            api = f"{url.rstrip('/')}/{API}".replace("://0.0.0.0:", "://127.0.0.1:")
+            found[api] = RunningServer(api, token)
+    return list(found.values())

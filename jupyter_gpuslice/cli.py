@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ._servers import API, CliError, Server, find_servers
+from ._servers import API, CliError, Server, find_servers, session_server
 from ._version import __version__
 
 
@@ -93,7 +93,7 @@ def describe_leases(leases: Sequence[Mapping[str, Any]]) -> str:
             (
                 lease["id"] or "-",
                 lease["state"],
-                lease["request"],
+                requested(lease),
                 holder_of(lease),
                 gib(memory) if lease["slices"] else "-",
                 f"position {position}" if position is not None else "",
@@ -102,10 +102,27 @@ def describe_leases(leases: Sequence[Mapping[str, Any]]) -> str:
     return table(rows)
 
 
+def requested(lease: Mapping[str, Any]) -> str:
+    """The request, and for how many workers of a group each."""
+    workers = lease.get("workers") or 1
+    return f"{workers} × {lease['request']}" if workers > 1 else str(lease["request"])
+
+
+def gpu_hours(seconds: float | None) -> str:
+    """GPU-seconds as GPU-hours, fine enough for a cell that ran for some seconds."""
+    return "unknown" if seconds is None else f"{seconds / 3600:.3f}"
+
+
 def holder_of(lease: Mapping[str, Any]) -> str:
     """The holder in words. Of somebody else's lease only its kind may be known."""
     holder = lease["holder"]
     return f"{holder['kind']} {holder.get('name') or holder.get('id') or '(not yours)'}"
+
+
+NO_SERVER = (
+    "No Jupyter server of yours runs on this machine. (For one that runs elsewhere, ask in a "
+    "terminal of its JupyterLab.)"
+)
 
 
 # ---- commands ------------------------------------------------------------------------------------
@@ -148,7 +165,7 @@ def _status_of_machine(args: argparse.Namespace) -> int:
         ]
         print(json.dumps({"server": None, "devices": report, "note": note}, indent=2))
         return 0
-    print("No Jupyter server of yours is running; these are the devices of this machine.\n")
+    print(f"{NO_SERVER} These are the devices of this machine.\n")
     if not devices:
         print(f"None. {note}".strip())
         return 0
@@ -173,45 +190,66 @@ def show_usage(args: argparse.Namespace) -> int:
     """GPU time held, busy, idle and waited."""
     servers = find_servers()
     if not servers:
-        raise CliError("No Jupyter server of yours is running: usage is a server's to tell.")
+        raise CliError(f"{NO_SERVER} Usage is a server's to tell.")
     answers = [(server, found["usage"]) for server, found in _ask_all(servers, "usage", by=args.by)]
     if args.json:
         print(json.dumps([{"server": s.api, "usage": u} for s, u in answers], indent=2))
         return 0
     for server, entries in answers:
         print(f"{server.api.removesuffix(API)}\n")
-        if not entries:
-            print("Nothing has been held yet.\n")
-            continue
-        columns = list(entries[0])
-        rows = [tuple(column.replace("_", " ").upper() for column in columns)]
-        rows += [tuple(known(entry.get(column)) for column in columns) for entry in entries]
-        print(f"{table(rows)}\n")
+        print(describe_usage(entries, args.by) + "\n")
     return 0
+
+
+def describe_usage(entries: Sequence[Mapping[str, Any]], by: str) -> str:
+    """Sums of GPU time with their unit."""
+    if not entries:
+        return "Nothing has been held yet."
+    spent = ("held", "busy", "idle", "waited")
+    rows = [(by.upper(), *(word.upper() for word in spent))]
+    rows += [
+        (str(entry.get(by) or "-"), *(gpu_hours(entry.get(f"{word}_s")) for word in spent))
+        for entry in entries
+    ]
+    return f"GPU-hours of the last week; half a GPU for an hour is 0.5.\n\n{table(rows)}"
 
 
 def show_doctor(args: argparse.Namespace) -> int:
     """What this machine has, and how strongly it can keep slices apart."""
     from .devices import open_devices
-    from .isolation.levels import LEVELS
+    from .isolation.levels import LEVELS, probe, reasons
     from .isolation.levels import doctor as examine
 
     source = open_devices()
     try:
-        devices = source.devices()
-        findings = examine(source)
+        seen = probe(source)
     finally:
         source.close()
+    whose = "machine"
+    session = session_server()
+    if session is not None:
+        try:
+            seen, whose = seen.of_pool(session.get("pool")["devices"]), "session"
+        except CliError as error:
+            print(f"note: {error}", file=sys.stderr)
+    findings = examine(seen)
     if args.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
         return 0
-    names = ", ".join(device.name for device in devices)
-    print(f"Devices: {names or 'none.'}\n\nIsolation levels, from the strongest:\n")
+    names = ", ".join(device.name for device in seen.devices)
+    print(f"Devices of this {whose}: {names or 'none'}.")
+    # What several levels lack alike is said once.
+    common = reasons(findings)
+    for why, remedy in common.items():
+        print(f"{why} {remedy}".strip())
+    print("\nIsolation levels, from the strongest:\n")
     levels = {level.name: level for level in LEVELS}
     for finding in findings:
         level = levels[finding.level]
         print(f"{'yes' if finding.available else 'no ':3}  {finding.level}: {level.holds}")
         print(f"       {level.lacks}")
+        if finding.why in common:
+            continue
         print(f"       Here: {finding.why}")
         if finding.remedy:
             print(f"       To get it: {finding.remedy}")
@@ -274,7 +312,8 @@ def parser() -> argparse.ArgumentParser:
         show_status,
         "show devices, what is free, and who holds what",
         "Inside a session it asks that session's server; elsewhere every Jupyter server of yours "
-        "that runs; with none running it lists the devices of this machine.",
+        "that runs on this machine, those that a hub started too; with none running it lists the "
+        "devices of this machine.",
     )
     sub.add_argument("--json", action="store_true", help="print JSON, as the REST interface has it")
 
@@ -282,7 +321,8 @@ def parser() -> argparse.ArgumentParser:
         "doctor",
         show_doctor,
         "say what this machine has and how strongly it can keep slices apart",
-        "Each isolation level with yes or no, why, and what to do about it.",
+        "Each isolation level with yes or no, why, and what to do about it; inside a session for "
+        "the devices of that session.",
     )
     sub.add_argument("--json", action="store_true", help="print JSON")
 
@@ -311,7 +351,12 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("file", nargs="+", type=Path, metavar="FILE", help="a profiles.yaml")
     sub.set_defaults(act=check_profiles)
 
-    sub = command("usage", show_usage, "show GPU time held, busy, idle and waited")
+    sub = command(
+        "usage",
+        show_usage,
+        "show GPU time held, busy, idle and waited",
+        "In GPU-hours of the last week, of the servers that `status` asks.",
+    )
     sub.add_argument(
         "--by", choices=("user", "group", "day"), default="user", help="sum by this (default: user)"
     )

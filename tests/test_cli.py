@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -16,13 +17,15 @@ from typing import Any
 
 import pytest
 
-from jupyter_gpuslice import __version__, cli
+from jupyter_gpuslice import __version__, _servers, cli
 
 
 @pytest.fixture
 def no_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A runtime directory in which no server stands."""
+    """A runtime directory in which no server stands, on a machine without hubs."""
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
+    # Other people's tests may run hubs beside this one.
+    monkeypatch.setattr(_servers, "servers_of_hubs", list)
     return tmp_path
 
 
@@ -89,6 +92,14 @@ LEASES = [
         "slices": [{"device": "GPU-a", "memory_mib": 40960}],
     },
     {
+        "id": "l2",
+        "state": "granted",
+        "request": "1",
+        "workers": 2,
+        "holder": {"kind": "group", "id": "g1", "user": "ana", "name": "train"},
+        "slices": [{"device": "GPU-a", "memory_mib": 20480}] * 2,
+    },
+    {
         "id": None,
         "state": "queued",
         "request": "1",
@@ -132,7 +143,7 @@ def test_status_without_a_server_lists_the_machine(
     no_servers: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["status"]) == 0
-    assert "No Jupyter server of yours is running" in capsys.readouterr().out
+    assert "No Jupyter server of yours runs on this machine" in capsys.readouterr().out
     assert cli.main(["status", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["devices"] or report["note"]
@@ -156,6 +167,8 @@ def test_status_of_a_running_server(
     assert "kernel train.ipynb" in out
     assert "session (not yours)" in out
     assert "position 1" in out
+    group = next(line for line in out.splitlines() if "group train" in line)
+    assert "  2 × 1  " in group
     assert "s3cret" not in out
     assert {asked for _, asked in web.asked} == {"token s3cret"}
 
@@ -267,7 +280,56 @@ def test_status_and_usage_of_a_real_server(
 
 def test_usage_needs_a_server(no_servers: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["usage"]) == 1
-    assert "No Jupyter server" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "No Jupyter server" in err
+    assert "terminal of its JupyterLab" in err, "it says what to do"
+
+
+@pytest.mark.parametrize("by", ["user", "group", "day"])
+def test_usage_names_its_unit(
+    by: str, no_servers: Path, web: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    announce(no_servers, web.url)
+    row = {by: "a", "held_s": 5400.0, "busy_s": 1.8, "idle_s": 0.0, "waited_s": None}
+    web.answers = {"/user/ana/gpuslice/api/v1/usage": (200, {"usage": [row]})}
+    assert cli.main(["usage", "--by", by]) == 0
+    out = capsys.readouterr().out
+    assert "GPU-hours of the last week" in out
+    lines = [line.split() for line in out.splitlines()]
+    assert [by.upper(), "HELD", "BUSY", "IDLE", "WAITED"] in lines
+    assert ["a", "1.500", "0.001", "0.000", "unknown"] in lines
+    assert cli.main(["usage", "--by", by, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["usage"] == [row]
+
+
+def test_servers_that_a_hub_started_are_found_wherever_their_home_is(
+    web: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A hub's user server, its kernel, and a service of the hub, which is none."""
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
+    session = {
+        "JUPYTERHUB_USER": "ana",
+        "JUPYTERHUB_SERVICE_URL": web.url,
+        "JUPYTERHUB_API_TOKEN": "of-ana",
+    }
+    service = {**session, "JUPYTERHUB_USER": "", "JUPYTERHUB_API_TOKEN": "of-a-service"}
+    announce(tmp_path, web.url)
+    web.answers = {"/user/ana/gpuslice/api/v1/usage": (200, {"usage": []})}
+    with contextlib.ExitStack() as stack:
+        for environ in (session, session, service):
+            sleeper = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environ
+                )
+            )
+            stack.callback(sleeper.terminate)
+        deadline = time.monotonic() + 30
+        while sum(server.token == "of-ana" for server in _servers.servers_of_hubs()) != 1:
+            assert time.monotonic() < deadline
+        assert "of-a-service" not in {server.token for server in _servers.servers_of_hubs()}
+        cli.main(["usage"])
+    assert "Nothing has been held yet." in capsys.readouterr().out
+    assert [token for _, token in web.asked] == ["token of-ana"]
 
 
 def test_a_reader_that_leaves_is_no_error(no_servers: Path) -> None:
@@ -318,8 +380,32 @@ def test_doctor_says_why_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> N
     assert [finding["level"] for finding in findings][:3] == ["mig", "cgroup", "mps"]
     assert cli.main(["doctor"]) == 0
     out = capsys.readouterr().out
+    assert "Devices of this machine: " in out
     for finding in findings:
         answer = "yes" if finding["available"] else "no "
         assert f"\n{answer}  {finding['level']}: " in out
-        assert finding["why"] in out
+        assert out.count(finding["why"]) == 1
         assert finding["remedy"] in out
+
+
+def test_doctor_in_a_session_is_about_the_session_s_devices(
+    no_servers: Path,
+    web: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("JUPYTER_GPUSLICE_URL", f"{web.url}gpuslice/api/v1")
+    monkeypatch.setenv("JUPYTER_GPUSLICE_TOKEN", "capability")
+    device = {**POOL["devices"][0], "kind": "simulated", "name": "Simulated A100"}  # type: ignore[index]
+    web.answers = {"/user/ana/gpuslice/api/v1/pool": (200, {**POOL, "devices": [device]})}
+    assert cli.main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert "Devices of this session: Simulated A100." in out
+    assert "\nyes  simulated: " in out
+    assert out.count("1 simulated device in the pool.") == 1
+
+    web.answers = {}
+    assert cli.main(["doctor"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err.startswith("note: ")
+    assert "Devices of this machine: " in printed.out

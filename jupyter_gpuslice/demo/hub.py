@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import socket
@@ -201,10 +202,16 @@ def _quietly(act: Callable[[], None]) -> None:
 
 
 def make_home(home: Path) -> None:
-    """A user's home with the example notebook in it, and no question about news on first sight."""
+    """A user's home with the example notebook in it, this Python's commands in its terminals, and
+    no question about news on first sight."""
     home.mkdir(parents=True, mode=0o700)
     example = files(__package__).joinpath("example.ipynb").read_bytes()
     (home / "example.ipynb").write_bytes(example)
+    # A terminal is a login shell, whose path many systems set anew: without this it would know
+    # neither this `jupyter` nor this `python`.
+    path = f'PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"; export PATH\n'
+    for name in (".profile", ".zprofile"):
+        (home / name).write_text(path)
     settings = home / ".jupyter" / "lab" / "user-settings" / "@jupyterlab" / "apputils-extension"
     settings.mkdir(parents=True)
     (settings / "notification.jupyterlab-settings").write_text(
@@ -234,7 +241,7 @@ configure(c, profiles={profiles!r}, port={service_port})
 c.GpuSlice.simulate = {simulate!r}
 
 # The rest makes it a demo: fixed users, one OS account, loopback only, nothing kept.
-c.JupyterHub.spawner_class = "jupyter_gpuslice.hub.spawner.GpuSliceDemoSpawner"
+c.JupyterHub.spawner_class = "jupyter_gpuslice.hub.leased.GpuSliceDemoSpawner"
 c.JupyterHub.authenticator_class = "jupyter_gpuslice.demo.authenticator.DemoAuthenticator"
 c.DemoAuthenticator.passwords = {passwords!r}
 c.DemoAuthenticator.allowed_users = {set(passwords)!r}

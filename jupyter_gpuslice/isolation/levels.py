@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pynvml
 
@@ -116,6 +119,10 @@ class Probes:
     mps_control: str | None = None
     libvgpu: str | None = None
 
+    def of_pool(self, devices: Iterable[Mapping[str, Any]]) -> Probes:
+        """The same node with the devices of a pool, from its JSON: those of a session, say."""
+        return replace(self, devices=[Device.from_dict(device) for device in devices])
+
 
 def probe(source: DeviceSource) -> Probes:
     """Look at this node (blocks)."""
@@ -137,12 +144,8 @@ def probe(source: DeviceSource) -> Probes:
     )
 
 
-def doctor(source: DeviceSource, probes: Probes | None = None) -> list[Finding]:
-    """Each level in the order of `LEVELS`: is it there on this node, why, and what to do.
-
-    Blocks unless ``probes`` are given.
-    """
-    seen = probes if probes is not None else probe(source)
+def doctor(seen: Probes) -> list[Finding]:
+    """Each level in the order of `LEVELS`: is it there on this node, why, and what to do."""
     simulated = [device for device in seen.devices if device.kind == "simulated"]
     real = [device for device in seen.devices if device.kind != "simulated"]
     return [
@@ -163,6 +166,17 @@ def doctor(source: DeviceSource, probes: Probes | None = None) -> list[Finding]:
             else 'Set c.GpuSlice.simulate = "a100-80gb:2" to try everything without a GPU.',
         ),
     ]
+
+
+def reasons(findings: Iterable[Finding]) -> dict[str, str]:
+    """What several levels lack alike, with what to do about it: to be said once."""
+    findings = list(findings)
+    count = Counter(finding.why for finding in findings if not finding.available)
+    common = {why: "" for why, times in count.items() if times > 1}
+    for finding in findings:
+        if finding.why in common:
+            common[finding.why] = common[finding.why] or finding.remedy
+    return common
 
 
 def _mig(seen: Probes, real: list[Device]) -> Finding:

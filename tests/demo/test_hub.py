@@ -69,6 +69,20 @@ def test_a_home_has_the_example_and_is_private(tmp_path: Path) -> None:
     assert stat.S_IMODE(home.stat().st_mode) == 0o700
 
 
+def test_a_login_shell_in_a_home_knows_this_pythons_commands(tmp_path: Path) -> None:
+    home = tmp_path / "it's ana"
+    demo.make_home(home)
+    found = subprocess.run(
+        ["bash", "-l", "-c", "command -v python jupyter-gpuslice"],
+        env={"HOME": str(home), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    beside = Path(sys.executable).parent
+    assert found == [str(beside / "python"), str(beside / "jupyter-gpuslice")]
+
+
 def test_who_may_log_in() -> None:
     authenticator = DemoAuthenticator(passwords={"ana": "right", "empty": ""})
 

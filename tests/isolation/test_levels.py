@@ -13,6 +13,8 @@ from jupyter_gpuslice.isolation.levels import (
     level,
     level_of,
     node_level,
+    probe,
+    reasons,
 )
 from tests.fakes.nvml.fixtures import fake_nvml, fake_nvml_library
 
@@ -34,7 +36,7 @@ FULL = Probes(
 
 
 def findings(probes):
-    return {finding.level: finding for finding in doctor(SIMULATED, probes)}
+    return {finding.level: finding for finding in doctor(probes)}
 
 
 def test_levels_are_those_of_the_design():
@@ -76,10 +78,8 @@ def test_node_level_asks_the_source(fake_nvml):
 
 def test_the_findings_are_in_the_order_of_the_levels():
     for probes in (Probes(), FULL):
-        assert [finding.level for finding in doctor(SIMULATED, probes)] == [
-            known.name for known in LEVELS
-        ]
-        for finding in doctor(SIMULATED, probes):
+        assert [finding.level for finding in doctor(probes)] == [known.name for known in LEVELS]
+        for finding in doctor(probes):
             assert finding.why.endswith(".")
             assert finding.remedy == "" or finding.remedy.endswith((".", "…"))
             assert not (finding.available and finding.remedy)
@@ -162,7 +162,7 @@ def test_a_node_with_simulated_devices():
 def test_probing_this_node(fake_nvml):
     fake_nvml.add(mig=None)
     source = open_devices()
-    found = {finding.level: finding for finding in doctor(source)}
+    found = {finding.level: finding for finding in doctor(probe(source))}
     source.close()
     assert found["framework"].available
     assert "580.82.07" in found["watch"].why
@@ -173,6 +173,23 @@ def test_probing_this_node(fake_nvml):
 def test_mig_mode_without_instances_is_seen_though_there_are_no_devices(fake_nvml):
     fake_nvml.add(mig=True)
     source = open_devices()
-    found = {finding.level: finding for finding in doctor(source)}
+    found = {finding.level: finding for finding in doctor(probe(source))}
     assert source.kind == "none"
     assert "-cgi" in found["mig"].remedy
+
+
+def test_what_several_levels_lack_alike_is_said_once():
+    found = doctor(Probes(note="No NVIDIA driver is installed."))
+    [(why, remedy)] = reasons(found).items()
+    assert why == "No NVIDIA driver is installed."
+    assert "Install the NVIDIA driver" in remedy
+    assert reasons(doctor(FULL)) == {}
+
+
+def test_the_devices_of_a_session_count_in_place_of_the_machine_s():
+    device = SIMULATED.devices()[0]
+    pool = [{**device.to_dict(), "free_mib": 1, "leases": []}]
+    seen = Probes(note="No NVIDIA driver is installed.").of_pool(pool)
+    assert [each.name for each in seen.devices] == [device.name]
+    assert level_of(seen.devices) == "simulated"
+    assert [finding.level for finding in doctor(seen) if finding.available] == ["simulated"]
