@@ -50,7 +50,7 @@ from jupyter_gpuslice.hub import configure
 configure(c, profiles="profiles.yaml", port={service})
 c.GpuSlice.simulate = {simulate!r}
 c.GpuSliceSpawner.queue_timeout = 300
-c.JupyterHub.spawner_class = "jupyter_gpuslice.hub.spawner.GpuSliceDemoSpawner"
+c.JupyterHub.spawner_class = "jupyter_gpuslice.hub.leased.GpuSliceDemoSpawner"
 c.JupyterHub.authenticator_class = "dummy"
 c.Authenticator.allow_all = True
 c.Authenticator.admin_users = {{"admin"}}
