@@ -10,7 +10,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,21 +18,34 @@ from typing import Any
 from ._servers import API, CliError, Server, find_servers, session_server
 from ._version import __version__
 
+Question = Callable[[Server], Any]
 
-def _ask_all(servers: Sequence[Server], path: str, **query: str) -> list[tuple[Server, Any]]:
-    """Every server's answer. One that fails is named on stderr; CliError when all of them do."""
+
+def _ask_all(servers: Sequence[Server], *questions: Question) -> list[tuple[Server, list[Any]]]:
+    """Every server's answers. One that fails is named on stderr; CliError when all of them do."""
     answers = []
     failures = []
     for server in servers:
         try:
-            answers.append((server, server.get(path, **query)))
+            answers.append((server, [question(server) for question in questions]))
         except CliError as error:
             failures.append(str(error))
+        except (KeyError, TypeError):
+            failures.append(f"{server.api} is not answered by the jupyter_gpuslice extension.")
     if failures and not answers:
         raise CliError("\n".join(failures))
     for failure in failures:
         print(f"note: {failure}", file=sys.stderr)
     return answers
+
+
+def _pool(server: Server) -> Mapping[str, Any]:
+    pool: Mapping[str, Any] = server.get("pool")
+    return {**pool, "devices": list(pool["devices"])}
+
+
+def _leases(server: Server) -> list[Mapping[str, Any]]:
+    return list(server.get("leases")["leases"])
 
 
 # ---- text ----------------------------------------------------------------------------------------
@@ -134,8 +147,8 @@ def show_status(args: argparse.Namespace) -> int:
     if not servers:
         return _status_of_machine(args)
     found = []
-    for server, pool in _ask_all(servers, "pool"):
-        found.append({"server": server.api, "pool": pool, "leases": server.get("leases")["leases"]})
+    for server, (pool, leases) in _ask_all(servers, _pool, _leases):
+        found.append({"server": server.api, "pool": pool, "leases": leases})
     if args.json:
         print(json.dumps(found, indent=2))
         return 0
@@ -191,11 +204,11 @@ def show_usage(args: argparse.Namespace) -> int:
     servers = find_servers()
     if not servers:
         raise CliError(f"{NO_SERVER} Usage is a server's to tell.")
-    answers = [(server, found["usage"]) for server, found in _ask_all(servers, "usage", by=args.by)]
+    answers = _ask_all(servers, lambda server: list(server.get("usage", by=args.by)["usage"]))
     if args.json:
-        print(json.dumps([{"server": s.api, "usage": u} for s, u in answers], indent=2))
+        print(json.dumps([{"server": s.api, "usage": u} for s, [u] in answers], indent=2))
         return 0
-    for server, entries in answers:
+    for server, [entries] in answers:
         print(f"{server.api.removesuffix(API)}\n")
         print(describe_usage(entries, args.by) + "\n")
     return 0
@@ -229,7 +242,7 @@ def show_doctor(args: argparse.Namespace) -> int:
     session = session_server()
     if session is not None:
         try:
-            seen, whose = seen.of_pool(session.get("pool")["devices"]), "session"
+            seen, whose = seen.of_pool(_pool(session)["devices"]), "session"
         except CliError as error:
             print(f"note: {error}", file=sys.stderr)
     findings = examine(seen)

@@ -211,6 +211,8 @@ def test_a_server_under_a_hub_takes_the_sessions_token(
         ((403, b"<html>"), "403: Forbidden"),
         ((500, ["odd"]), "500: Internal Server Error"),
         ((200, b"not json"), "cannot be asked"),
+        ((200, {}), "not answered by the jupyter_gpuslice extension"),
+        ((200, ["odd"]), "not answered by the jupyter_gpuslice extension"),
     ],
 )
 def test_a_server_that_refuses_is_quoted(
