@@ -29,6 +29,7 @@ from .visitors import Visitors
 from .websocket import make_prompt
 
 GRANT = "JUPYTER_GPUSLICE_GRANT"
+SHARE = "JUPYTER_GPUSLICE_SHARE"
 
 
 class GpuSlice(Configurable):
@@ -147,6 +148,7 @@ class GpuSliceApp(ExtensionApp):
                 simulate=settings.simulate,
                 reserve_mib=settings.reserve_mib,
                 grant=os.environ.get(GRANT, ""),
+                share=os.environ.get(SHARE, ""),
                 log=self.log,
             )
         except ApiError as problem:

@@ -9,7 +9,7 @@ import re
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,9 +17,12 @@ from urllib.parse import urlsplit
 from ..broker.broker import Broker
 from ..broker.lease import Slice
 from ..broker.ledger import Ledger, LedgerError
+from ..broker.placement import place
+from ..broker.policy import Policy
 from ..broker.pool import PoolDevice, granted, whole
 from ..devices import FAR, DeviceSource, GrantedSource, open_devices
 from ..isolation.levels import node_level
+from ..request import GpuRequest
 from .api import ApiError
 from .runtime import BrokerRuntime
 from .worker import UnansweredError, Worker
@@ -55,12 +58,15 @@ async def open_pool(
     simulate: str,
     reserve_mib: int | None,
     grant: str,
+    share: str = "",
     log: logging.Logger | logging.LoggerAdapter[Any],
 ) -> tuple[BrokerRuntime, Found]:
     """A runtime that is not started yet; :class:`ApiError` says in words why there is none."""
     worker = Worker("gpuslice-discovery")
     try:
-        found = await worker.call(lambda: discover(simulate, reserve_mib, grant), DISCOVERY_SECONDS)
+        found = await worker.call(
+            lambda: discover(simulate, reserve_mib, grant, share), DISCOVERY_SECONDS
+        )
     except UnansweredError as error:
         raise ApiError(
             503,
@@ -87,7 +93,7 @@ async def open_pool(
                 time.time,
                 isolation=found.isolation,
                 nearness=found.nearness,
-                elsewhere=_ON_THE_HUB if found.hub else "",
+                elsewhere=_ON_THE_HUB if found.entitled else "",
             )
             # Whoever asked for these did not live to take them up.
             for lease in broker.leases():
@@ -102,13 +108,45 @@ async def open_pool(
     return runtime, found
 
 
-def discover(simulate: str, reserve_mib: int | None, grant: str) -> Found:
-    """Find the devices (blocks). ``ValueError`` for settings or a grant that cannot be used."""
+def discover(simulate: str, reserve_mib: int | None, grant: str, share: str = "") -> Found:
+    """Find the devices (blocks). ``ValueError`` for settings or a grant that cannot be used.
+
+    ``share``: the request that a container was started for, where it sees more than that.
+    """
     if grant:
         return _from_grant(grant)
     source = open_devices(simulate, reserve_mib)
-    pool = whole(source.devices())
-    return Found(source, pool, node_level(source), _near(source, pool), source.note)
+    pool: Sequence[PoolDevice] = whole(source.devices())
+    entitled = None
+    if share and pool:
+        slices = _own_share(share, pool)
+        pool = granted([member.device for member in pool], slices)
+        entitled = _entitled(slices, share)
+    return Found(source, pool, node_level(source), _near(source, pool), source.note, entitled)
+
+
+def _own_share(text: str, pool: Sequence[PoolDevice]) -> Sequence[Slice]:
+    """A container's part of the devices that it sees: those that the cluster chose for it."""
+    # The model was the cluster's to heed.
+    request = replace(GpuRequest.parse(text), model=None)
+    capacity = {member.device.uuid: member.capacity for member in pool}
+    slices = place(request, 1, pool, capacity, Policy())
+    if slices is None:
+        raise ApiError(
+            503,
+            "bad_share",
+            f"This server was started for {text}, and the GPUs that it sees have no such part.",
+            "Stop it and start it again; if that does not help, tell the hub's administrators.",
+        )
+    return slices
+
+
+def _entitled(slices: Sequence[Slice], text: str) -> dict[str, Any]:
+    return {
+        "memory_mib": sum(slice_.memory_mib for slice_ in slices),
+        "devices": len({slice_.device for slice_ in slices}),
+        "text": text,
+    }
 
 
 def _from_grant(text: str) -> Found:
@@ -129,11 +167,7 @@ def _from_grant(text: str) -> Found:
             f"The grant that this session was started with cannot be used: {error}.",
             "Stop this server and start it again from the hub.",
         ) from error
-    entitled = {
-        "memory_mib": sum(slice_.memory_mib for slice_ in slices),
-        "devices": len(pool),
-        "text": request,
-    }
+    entitled = _entitled(slices, request)
     return Found(source, pool, isolation, _near(source, pool), source.note, entitled, hub)
 
 

@@ -244,3 +244,32 @@ async def test_kernels_that_start_before_the_pool_get_their_slice_from_it(
     lease = await until(lambda: server.lease(kernel), "it asks")
     assert lease.state == "active"
     assert lease.slices[0].device in await server.run(kernel, show)
+
+
+class TestShare:
+    """In a container that sees more than it was started for."""
+
+    @pytest.fixture
+    def simulate(self):
+        return "a100-80gb:2"
+
+    @pytest.fixture(autouse=True, params=["0.25", "2x0.25", "10GiB", "h100:0.25", "7x0.5"])
+    def share(self, monkeypatch, request):
+        monkeypatch.setenv("JUPYTER_GPUSLICE_SHARE", request.param)
+        return request.param
+
+    async def test_the_pool_is_no_more_than_the_share(self, server, share):
+        _, pool = await server.call("GET", "pool")
+        if share == "7x0.5":
+            assert pool["devices"] == []
+            assert "started for 7x0.5" in pool["note"]
+            return
+        assert pool["session"]["entitled"]["text"] == share
+        assert len(pool["devices"]) == (2 if share == "2x0.25" else 1)
+        memory, percent = (10240, 100) if share == "10GiB" else (20352, 25)
+        for device in pool["devices"]:
+            assert device["memory_mib"] == memory
+            assert device["compute_percent"] == percent
+        status, refusal = await server.call("POST", "leases", {"request": "0.5"})
+        assert status == 409
+        assert refusal["details"]["never"]
