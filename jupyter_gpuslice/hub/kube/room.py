@@ -11,13 +11,30 @@ ENDED = ("Succeeded", "Failed")
 
 @dataclass(frozen=True)
 class Room:
-    """Of one resource: the most that one node has free, the most that one node has at all, and
-    how much is free and there in all."""
+    """One resource on the nodes that take pods: of each node how much is free, of how much."""
 
-    node_free: int
-    node_whole: int
-    free: int
-    whole: int
+    nodes: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def node_free(self) -> int:
+        """The most that one node has free."""
+        return max((free for free, _ in self.nodes), default=0)
+
+    @property
+    def node_whole(self) -> int:
+        """The most that one node has at all."""
+        return max((whole for _, whole in self.nodes), default=0)
+
+    @property
+    def whole(self) -> int:
+        return sum(whole for _, whole in self.nodes)
+
+    def pods(self, amount: int) -> tuple[int, int]:
+        """How many pods of that amount fit now, and in the empty cluster."""
+        return (
+            sum(free // amount for free, _ in self.nodes),
+            sum(whole // amount for _, whole in self.nodes),
+        )
 
 
 def room(
@@ -30,16 +47,16 @@ def room(
         node = spec.get("nodeName")
         if node and status.get("phase") not in ENDED:
             held[node] = held.get(node, 0) + wanted(pod, resource)
-    whole: list[int] = []
-    free: list[int] = []
-    for node_ in nodes:
-        if (node_.get("spec") or {}).get("unschedulable"):
+    found: list[tuple[int, int]] = []
+    for each in nodes:
+        if (each.get("spec") or {}).get("unschedulable"):
             continue
-        allocatable = (node_.get("status") or {}).get("allocatable") or {}
+        allocatable = (each.get("status") or {}).get("allocatable") or {}
         amount = _count(allocatable.get(resource))
-        whole.append(amount)
-        free.append(max(0, amount - held.get((node_.get("metadata") or {}).get("name", ""), 0)))
-    return Room(max(free, default=0), max(whole, default=0), sum(free), sum(whole))
+        if amount:
+            name = (each.get("metadata") or {}).get("name", "")
+            found.append((max(0, amount - held.get(name, 0)), amount))
+    return Room(tuple(found))
 
 
 def wanted(pod: Mapping[str, Any], resource: str) -> int:

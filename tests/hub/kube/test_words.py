@@ -10,9 +10,9 @@ from jupyter_gpuslice.hub.kube.room import Room, room, wanted
 from jupyter_gpuslice.hub.kube.words import Wanted, explain, latest, too_few
 
 TWO = Wanted("2", 2)
-FULL = Wanted("2", 2, Room(0, 8, 0, 16))
-ONE_FREE = Wanted("2", 2, Room(1, 8, 3, 16))
-SMALL = Wanted("2", 2, Room(1, 1, 4, 4))
+FULL = Wanted("2", 2, Room(((0, 8), (0, 8))))
+ONE_FREE = Wanted("2", 2, Room(((1, 8), (1, 8), (0, 4))))
+SMALL = Wanted("2", 2, Room(((1, 1),) * 4))
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_words(reason: str, message: str, what: Wanted, word: str, sentence: str
 def test_what_can_never_be_says_so_and_what_to_choose() -> None:
     assert too_few(SMALL).never
     assert str(too_few(SMALL)).endswith("Choose a profile with at most 1 GPU.")
-    none = too_few(Wanted("1", 1, Room(0, 0, 0, 0)))
+    none = too_few(Wanted("1", 1, Room()))
     assert none.never and "no node has more than none" in none.sentence
     assert not too_few(FULL).never
     assert "A profile with 1 GPU would start now" in str(too_few(ONE_FREE))
@@ -222,6 +222,9 @@ def pod(node_name: str | None, gpus: int, phase: str = "Running", before: int = 
 def test_room_is_what_nodes_have_less_what_pods_hold() -> None:
     nodes = [node("a", "8"), node("b", "4"), node("c", None), node("d", "8", unschedulable=True)]
     pods = [pod("a", 6), pod("a", 2, "Succeeded"), pod(None, 8), pod("b", 1, before=3), pod("x", 1)]
-    assert room(nodes, pods, "nvidia.com/gpu") == Room(2, 8, 3, 12)
+    found = room(nodes, pods, "nvidia.com/gpu")
+    assert found == Room(((2, 8), (1, 4)))
+    assert (found.node_free, found.node_whole, found.whole) == (2, 8, 12)
+    assert found.pods(2) == (1, 6)
     assert wanted(pods[3], "nvidia.com/gpu") == 3
-    assert room([], [], "nvidia.com/gpu") == Room(0, 0, 0, 0)
+    assert room([], [], "nvidia.com/gpu") == Room()

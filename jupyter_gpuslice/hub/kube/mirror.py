@@ -1,0 +1,110 @@
+"""A copy of a cluster's objects that follows them by a watch."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from aiohttp import ClientError
+from kubernetes_asyncio.client import ApiException
+from kubernetes_asyncio.watch import Watch
+
+log = logging.getLogger(__name__)
+
+WATCH_SECONDS = 300
+"""How long the server keeps one watch open: then the next begins where it ended."""
+REQUEST_SECONDS = 30
+LONGEST_PAUSE = 30.0
+
+ListMethod = Callable[..., Awaitable[Any]]
+
+
+class Mirror:
+    """Objects of one kind, as ``list_method`` of a Kubernetes client lists and watches them.
+
+    ``objects`` are their JSON by namespace and name. It goes on for ever: whatever ends a watch (a
+    version that is gone, an API server that is away), the objects are listed anew.
+    """
+
+    def __init__(self, list_method: ListMethod, **selectors: str) -> None:
+        self.objects: dict[tuple[str, str], dict[str, Any]] = {}
+        self._list = partial(
+            list_method, _preload_content=False, _request_timeout=REQUEST_SECONDS, **selectors
+        )
+        self._watch = partial(list_method, _preload_content=False, **selectors)
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """List the objects, then follow them. Errors of the first list are raised."""
+        version = await self._fetch()
+        self._task = asyncio.create_task(self._follow(version))
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _fetch(self) -> str:
+        response = await self._list()
+        body = await response.read()
+        if response.status != 200:
+            raise ApiException(status=response.status, reason=_message(body))
+        listed = json.loads(body)
+        self.objects = {_key(item): item for item in listed.get("items") or ()}
+        return str(listed["metadata"]["resourceVersion"])
+
+    async def _follow(self, version: str) -> None:
+        pause = 0.1
+        while True:
+            try:
+                while True:
+                    version = await self._once(version)
+                    pause = 0.1
+            except ApiException as error:
+                if error.status != 410:
+                    log.warning("Watching the cluster: %s", error.reason)
+            except (ClientError, OSError, asyncio.TimeoutError, ValueError) as error:
+                log.warning("Watching the cluster: %s", error or type(error).__name__)
+            except Exception:
+                log.exception("Watching the cluster failed")
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE)
+            try:
+                version = await self._fetch()
+            except Exception as error:
+                log.warning("The cluster's API does not answer: %s", error)
+
+    async def _once(self, version: str) -> str:
+        """One watch to its end; the version with which the next goes on."""
+        watch = Watch(return_type="object")
+        stream = watch.stream(
+            self._watch,
+            resource_version=version,
+            timeout_seconds=WATCH_SECONDS,
+            allow_watch_bookmarks=True,
+            _request_timeout=WATCH_SECONDS + REQUEST_SECONDS,
+        )
+        async with stream:
+            async for event in stream:
+                item = event["raw_object"]
+                version = str(item["metadata"]["resourceVersion"])
+                if event["type"] == "DELETED":
+                    self.objects.pop(_key(item), None)
+                elif event["type"] != "BOOKMARK":
+                    self.objects[_key(item)] = item
+        return version
+
+
+def _key(item: dict[str, Any]) -> tuple[str, str]:
+    return str(item["metadata"].get("namespace", "")), str(item["metadata"]["name"])
+
+
+def _message(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["message"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode("utf-8", "replace")[:300]
