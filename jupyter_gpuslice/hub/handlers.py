@@ -14,12 +14,13 @@ from jupyterhub.services.auth import HubOAuthCallbackHandler, HubOAuthenticated
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError
 from tornado.iostream import StreamClosedError
-from tornado.web import HTTPError, RequestHandler
+from tornado.web import HTTPError, RedirectHandler, RequestHandler
 
 from ..server.api import ApiError, Caller
 from ..server.runtime import News
+from .frame import Frame, content_policy
 from .node import HUB, Node
-from .page import index_page
+from .page import error_page, index_page
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,12 @@ class Handler(HubOAuthenticated, RequestHandler):
             error = ApiError(status_code, "bad_request", message)
         answer = ApiError.of(error if isinstance(error, Exception) else Exception())
         self.set_status(answer.status)
+        if "text/html" in self.request.headers.get("Accept", ""):
+            # A person at a browser: programs ask for JSON, or for anything.
+            self.set_header("Content-Type", "text/html; charset=UTF-8")
+            self.set_header("Content-Security-Policy", content_policy(self.hub_auth.hub_host))
+            self.finish(error_page(answer.status, answer.message, answer.hint, self.frame()))
+            return
         self.set_header("Content-Type", "application/json")
         self.finish(json.dumps(answer.to_dict()))
 
@@ -90,6 +97,12 @@ class Handler(HubOAuthenticated, RequestHandler):
     def _request_summary(self) -> str:
         # Without the query: an OAuth code stands in one.
         return f"{self.request.method} {self.request.path} ({self.request.remote_ip})"
+
+    def frame(self) -> Frame:
+        """The frame of a page for whoever calls; nobody may have been found yet."""
+        caller = getattr(self, "caller", Caller(""))
+        auth = self.hub_auth
+        return Frame(f"{auth.hub_host}{auth.hub_prefix}", auth.base_url, caller.user, caller.admin)
 
     def answer(self, body: Any, status: int = 200) -> None:
         self.set_status(status)
@@ -242,20 +255,16 @@ class Index(Handler):
     page = True
 
     def get(self) -> None:
-        self.set_header(
-            "Content-Security-Policy",
-            "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-            "connect-src 'self'; frame-ancestors 'none'",
-        )
+        self.set_header("Content-Security-Policy", content_policy(self.hub_auth.hub_host))
         pool = self.node.pool(self.caller)
         leases = self.node.leases(self.caller)
         token = self.xsrf_token.decode("ascii", "replace")
-        self.finish(index_page(pool, leases, self.hub_auth.hub_prefix, token))
+        self.finish(index_page(pool, leases, self.frame(), token))
 
 
 class NotFound(Handler):
     async def prepare(self) -> None:
-        raise ApiError(404, "not_found", "There is nothing at this address.")
+        raise ApiError(404, "not_found", "There is nothing at this address.", "It may be misspelt.")
 
 
 async def hub_groups(hub_auth: Any) -> dict[str, list[str]]:
@@ -297,4 +306,5 @@ def routes(prefix: str, node: Node, secret: str) -> list[tuple[str, type, dict[s
     ]
     given = {"node": node, "secret": secret}
     oauth: Any = (f"{prefix}oauth_callback", HubOAuthCallbackHandler, {})
-    return [oauth, *((path, handler, given) for path, handler in own)]
+    slash: Any = (prefix.rstrip("/"), RedirectHandler, {"url": prefix})
+    return [oauth, slash, *((path, handler, given) for path, handler in own)]

@@ -9,24 +9,9 @@ from typing import Any
 
 from ..broker.explain import amount
 from .form import device_name, duration
+from .frame import Frame
 
 REFRESH_SECONDS = 3
-
-_STYLE = """
-:root { color-scheme: light dark; --line: #8886; --soft: #8882; --ours: #f37726; }
-body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 70rem; }
-header { display: flex; flex-wrap: wrap; gap: .5rem 1.5rem; align-items: baseline; }
-h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.15rem; margin: 1.75rem 0 .5rem; }
-.soft { opacity: .75; } .scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; }
-th, td { text-align: start; padding: .4rem .7rem .4rem 0; border-bottom: 1px solid var(--line);
-  vertical-align: top; overflow-wrap: anywhere; }
-th { font-weight: 600; white-space: nowrap; }
-.bar { display: block; height: .5rem; min-width: 6rem; border-radius: .25rem;
-  background: var(--soft); overflow: hidden; }
-.bar span { display: block; height: 100%; background: var(--ours); }
-code { font-size: .9em; }
-"""
 
 # The page is fetched again and its main part replaced: nothing moves but what changed, and a
 # reader's place on it is kept.
@@ -48,29 +33,47 @@ setTimeout(renew, SECONDS * 1000);
 
 
 def index_page(
-    pool: Mapping[str, Any], leases: Sequence[Mapping[str, Any]], hub: str, token: str
+    pool: Mapping[str, Any], leases: Sequence[Mapping[str, Any]], frame: Frame, token: str
 ) -> str:
     """A whole HTML document. ``pool`` and ``leases`` are the JSON that the caller may see;
-    ``hub`` is the hub's prefix, ``token`` the caller's XSRF token."""
+    ``token`` is the caller's XSRF token."""
     # "</script>" cannot stand in the token, but nothing here relies on that.
     quoted = json.dumps(token).replace("<", "\\u003c")
     script = _SCRIPT.replace("TOKEN", quoted).replace("SECONDS", str(REFRESH_SECONDS))
     held = [lease for lease in leases if lease["state"] != "queued"]
     whose = "Who holds what" if pool["admin"] else "What you hold"
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>GPUs</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<style>{_STYLE}</style></head><body>
-<header><h1>GPUs of this machine</h1>
-<a href="{escape(hub)}home">Back to the hub</a></header>
-<main>
-<p class="soft">{escape(_isolation(pool))}</p>
-<h2>Devices</h2>{_devices(pool)}
+    about = f'<p class="text-body-secondary">{escape(_measured(pool))}</p>'
+    main = f"""<h1>GPUs of this machine</h1>
+<p class="text-body-secondary">{escape(_isolation(pool))}</p>
+<h2>Devices</h2>{_devices(pool)}{about if pool["devices"] else ""}
 <h2>{whose}</h2>{_leases(held, pool["admin"])}
-<h2>Queue</h2>{_queue(pool)}
-</main>
-<script>{script}</script></body></html>
-"""
+<h2>Queue</h2>{_queue(pool)}"""
+    return frame.page("GPUs of this machine", main, script)
+
+
+def error_page(status: int, message: str, hint: str, frame: Frame) -> str:
+    """What people see in place of a page that is not to be had."""
+    title = "Page not found" if status == 404 else "This did not work"
+    more = f"<p>{escape(hint)}</p>" if hint else ""
+    main = f"""<h1>{title}</h1>
+<p>{escape(message)}</p>{more}
+<p><a href="{escape(frame.service)}">GPUs of this machine</a> ·
+<a href="{escape(frame.hub)}home">Home</a></p>"""
+    return frame.page(title, main)
+
+
+def _measured(pool: Mapping[str, Any]) -> str:
+    """What the columns of use count."""
+    if pool["isolation"] == "simulated":
+        return (
+            "Held is what was granted. Used is main memory that the programs of the holders have "
+            "taken since they started, and busy their processor time (100 % is one core): "
+            "simulated devices have neither."
+        )
+    return (
+        "Held is what was granted. Used and busy are measured by the driver: of a device by "
+        "whatever runs on it, of a server by its own programs."
+    )
 
 
 def _isolation(pool: Mapping[str, Any]) -> str:
@@ -111,7 +114,9 @@ def _leases(leases: Sequence[Mapping[str, Any]], admin: bool) -> str:
         used = lease.get("used") or {}
         held = sum(slice_["memory_mib"] for slice_ in lease["slices"])
         row = [escape(holder["user"] or "")] if admin else []
-        server = escape(holder["name"]) if holder["name"] else '<span class="soft">default</span>'
+        server = '<span class="text-body-secondary">default</span>'
+        if holder["name"]:
+            server = escape(holder["name"])
         row += [
             server,
             f"<code>{escape(lease['request'])}</code>",

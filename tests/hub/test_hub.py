@@ -392,6 +392,39 @@ def test_the_service_s_page_shows_each_what_is_theirs(hub: Hub) -> None:
     assert "ana" in pages["admin"]
 
 
+@pytest.mark.parametrize("path", ["x", "api/v1/x", "api/v1/pool", "x/y?z=<b>"])
+def test_an_address_that_is_none_leads_people_back_and_tells_programs(hub: Hub, path: str) -> None:
+    address = f"{hub.url}/services/gpuslice/{path}"
+    accept = "text/html,application/xhtml+xml,*/*;q=0.8"
+    page = requests.get(address, headers={"Accept": accept}, timeout=30)
+    assert page.status_code == (401 if path.endswith("pool") else 404)
+    assert page.headers["Content-Type"].startswith("text/html")
+    assert 'href="/services/gpuslice/"' in page.text
+    assert "script-src" in page.headers["Content-Security-Policy"]
+    for accept in ("*/*", "application/json"):
+        answer = requests.get(address, headers={"Accept": accept}, timeout=30)
+        assert answer.status_code == page.status_code
+        assert set(answer.json()) == {"message", "reason", "hint", "details"}
+
+
+def test_the_service_s_address_works_without_its_last_slash(hub: Hub) -> None:
+    session = login(hub, "ana")
+    response = session.get(f"{hub.url}/services/gpuslice", timeout=30)
+    assert "GPUs of this machine" in response.text
+
+
+def test_the_service_s_page_has_the_hub_s_bar_and_look(hub: Hub) -> None:
+    for user in ("ana", "admin"):
+        session = login(hub, user)
+        text = session.get(f"{hub.url}/services/gpuslice/", timeout=30).text
+        addresses = re.findall(r'(?:href|src)="(/hub/[^"]*)"', text)
+        assert ("/hub/admin" in addresses) is (user == "admin")
+        assert "/hub/logout" in addresses
+        for address in addresses:
+            if address != "/hub/logout":
+                assert session.get(f"{hub.url}{address}", timeout=30).ok, address
+
+
 def test_news_reach_a_user_s_server_over_one_stream(hub: Hub) -> None:
     token = hub.user_token("ana")
     with requests.get(
