@@ -29,6 +29,7 @@ from urllib.request import urlopen
 import psutil
 
 USERS = ("ana", "ben")
+ADMIN = "admin"
 SIMULATED = "a100-80gb:2"
 START_SECONDS = 90
 STOP_SECONDS = 30
@@ -42,6 +43,7 @@ class DemoError(Exception):
 class DemoUser:
     name: str
     password: str
+    admin: bool = False
 
 
 def free_ports(count: int) -> list[int]:
@@ -64,7 +66,9 @@ class DemoHub:
 
     def __init__(self, simulate: str = SIMULATED) -> None:
         self.simulate = simulate
-        self.users = [DemoUser(name, secrets.token_hex(5)) for name in USERS]
+        self.users = [
+            DemoUser(name, secrets.token_hex(5), name == ADMIN) for name in (*USERS, ADMIN)
+        ]
         self.root = Path()
         self.url = ""
         self._hub: subprocess.Popen[bytes] | None = None
@@ -205,8 +209,7 @@ def make_home(home: Path) -> None:
     """A user's home with the example notebook in it, this Python's commands in its terminals, and
     no question about news on first sight."""
     home.mkdir(parents=True, mode=0o700)
-    example = files(__package__).joinpath("example.ipynb").read_bytes()
-    (home / "example.ipynb").write_bytes(example)
+    (home / "example.ipynb").write_text(example_notebook(), encoding="utf-8")
     # A terminal is a login shell, whose path many systems set anew: without this it would know
     # neither this `jupyter` nor this `python`.
     path = f'PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"; export PATH\n'
@@ -217,6 +220,20 @@ def make_home(home: Path) -> None:
     (settings / "notification.jupyterlab-settings").write_text(
         json.dumps({"fetchNews": "false", "checkForUpdates": False})
     )
+
+
+def example_notebook() -> str:
+    """The example as JupyterLab would have saved it with this Python.
+
+    Lab writes the kernel's language into a notebook that tells less of it, which then looks
+    unsaved before anybody has touched it.
+    """
+    from ipykernel.ipkernel import IPythonKernel
+
+    text = files(__package__).joinpath("example.ipynb").read_text(encoding="utf-8")
+    notebook = json.loads(text)
+    notebook["metadata"]["language_info"] = IPythonKernel.language_info
+    return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
 
 
 def render_config(
@@ -233,6 +250,7 @@ def render_config(
     profiles = str(files(__package__).joinpath("profiles.yaml"))
     spawner_args = ["--allow-root"] if os.geteuid() == 0 else []
     passwords = {user.name: user.password for user in users}
+    admins = {user.name for user in users if user.admin}
     return f"""\
 from jupyter_gpuslice.hub import configure
 
@@ -245,6 +263,7 @@ c.JupyterHub.spawner_class = "jupyter_gpuslice.hub.leased.GpuSliceDemoSpawner"
 c.JupyterHub.authenticator_class = "jupyter_gpuslice.demo.authenticator.DemoAuthenticator"
 c.DemoAuthenticator.passwords = {passwords!r}
 c.DemoAuthenticator.allowed_users = {set(passwords)!r}
+c.DemoAuthenticator.admin_users = {admins!r}
 c.JupyterHub.bind_url = {url!r}
 c.JupyterHub.hub_bind_url = "http://127.0.0.1:{hub_port}"
 c.JupyterHub.db_url = {f"sqlite:///{root}/jupyterhub.sqlite"!r}

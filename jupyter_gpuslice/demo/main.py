@@ -93,6 +93,7 @@ def _welcome(hub: DemoHub, about: str) -> str:
   log in as  {logins.strip()}
   devices    {about}
 
-  Pick a profile, start, and open example.ipynb. The two users share these devices.
+  Pick a profile and start: example.ipynb opens by itself. All users share these devices;
+  admin sees who holds them (Services → gpuslice).
   Everything runs on loopback, as you, in {hub.root}; Ctrl-C stops and removes all of it.
 """

@@ -57,7 +57,8 @@ def test_it_greets_serves_and_leaves_nothing(signals: list[int], tmp_path: Path)
             text += line
         url = re.search(r"http://127\.0\.0\.1:\d+/", text)
         assert url is not None
-        assert re.search(r"ana +\w{10}\n +ben +\w{10}", text)
+        assert re.search(r"ana +\w{10}\n +ben +\w{10}\n +admin +\w{10}", text)
+        assert "example.ipynb opens by itself" in text
         assert "simulated" in text or "of this machine" in text
         assert requests.get(f"{url[0]}hub/login", timeout=30).status_code == 200
         for signum in signals:

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import nbformat
 import psutil
 import pytest
 
@@ -48,7 +49,7 @@ def test_free_ports_are_free_and_different() -> None:
 def test_the_configuration_is_python_and_private(tmp_path: Path) -> None:
     text = demo.render_config(
         root=tmp_path,
-        users=[DemoUser("ana", "pa'ss")],
+        users=[DemoUser("ana", "pa'ss"), DemoUser("root", "x", admin=True)],
         simulate="a100-80gb:2",
         url="http://127.0.0.1:8000",
         hub_port=1,
@@ -59,13 +60,23 @@ def test_the_configuration_is_python_and_private(tmp_path: Path) -> None:
     config.write_text(text)
     assert compileall.compile_file(str(config), quiet=1)
     assert "configure(c, profiles=" in text
-    assert repr({"ana": "pa'ss"}) in text
+    assert repr({"ana": "pa'ss", "root": "x"}) in text
+    assert "admin_users = {'root'}" in text
+
+
+def test_one_user_is_an_admin() -> None:
+    assert [user.name for user in DemoHub().users if user.admin] == ["admin"]
+    assert [user.name for user in DemoHub().users if not user.admin] == ["ana", "ben"]
 
 
 def test_a_home_has_the_example_and_is_private(tmp_path: Path) -> None:
     home = tmp_path / "homes" / "ana"
     demo.make_home(home)
-    assert (home / "example.ipynb").stat().st_size > 1000
+    example = nbformat.read(home / "example.ipynb", as_version=nbformat.NO_CONVERT)
+    nbformat.validate(example)
+    assert len(example.cells) > 10
+    # What Lab writes of the kernel's language stands there already.
+    assert example.metadata.language_info.version == sys.version.split()[0]
     assert stat.S_IMODE(home.stat().st_mode) == 0o700
 
 
