@@ -125,4 +125,4 @@ def _model(text: str, model: str) -> tuple[str, int]:
 
 
 def _bad(text: str, why: str) -> ValueError:
-    return ValueError(f"Simulated devices {text!r}: {why}. Valid are for example {_EXAMPLES}.")
+    return ValueError(f"GpuSlice.simulate cannot be {text!r}: {why}; write {_EXAMPLES}, say.")

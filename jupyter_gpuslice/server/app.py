@@ -12,10 +12,12 @@ from typing import Any
 from jupyter_client.provisioning import KernelProvisionerFactory
 from jupyter_core.paths import jupyter_data_dir, jupyter_runtime_dir
 from jupyter_server.extension.application import ExtensionApp
-from traitlets import Int, Unicode
+from traitlets import Int, TraitError, Unicode
 from traitlets.config import Configurable
 
+from ..devices import SimulatedSource
 from ..groups.manager import WITH_NOTEBOOK, GroupManager
+from ..request import GpuRequest, RequestError
 from .address import server_address
 from .api import ApiError, Caller, LeaseApi
 from .events import Events
@@ -68,12 +70,24 @@ class GpuSlice(Configurable):
     reserve_mib = Int(
         None,
         allow_none=True,
+        min=0,
         help="""MiB of each device that are never granted (contexts and the driver need some).
 
         By default it is chosen from the device's size. The hub's node broker has a setting of
         its own; a session that got its slice from a hub does not use this one.
         """,
     ).tag(config=True)
+
+    def check(self) -> None:
+        """``ValueError`` for values of the right type that mean nothing."""
+        if self.simulate.strip():
+            SimulatedSource(self.simulate)
+        try:
+            GpuRequest.parse(self.default_request)
+        except RequestError as error:
+            raise ValueError(
+                f"GpuSlice.default_request cannot be {self.default_request!r}: {error}"
+            ) from error
 
 
 class GpuSliceApp(ExtensionApp):
@@ -96,7 +110,7 @@ class GpuSliceApp(ExtensionApp):
     def initialize_settings(self) -> None:
         serverapp: Any = self.serverapp
         make_prompt(serverapp, self.settings)
-        self.gpuslice = GpuSlice(parent=self)
+        self.gpuslice = self._read_settings()
         self.user = os.environ.get("JUPYTERHUB_USER") or getpass.getuser()
         self._folder = make_folder()
         self.events = Events(serverapp.event_logger, self.log)
@@ -120,6 +134,23 @@ class GpuSliceApp(ExtensionApp):
         )
         self._wrap()
         self.settings["gpuslice_app"] = self
+
+    def _read_settings(self) -> GpuSlice:
+        """The settings; a server that somebody starts by hand ends where they cannot be used.
+
+        In a hub's session it serves all the same: nobody sees there what it would say.
+        """
+        on_a_hub = bool(os.environ.get(GRANT))
+        try:
+            settings = GpuSlice(parent=self)
+            if not on_a_hub:
+                settings.check()
+        except (TraitError, ValueError) as error:
+            if on_a_hub:
+                raise
+            self.log.critical("jupyter_gpuslice cannot start: %s", error)
+            self.serverapp.exit(1)  # type: ignore[union-attr]
+        return settings
 
     def initialize_handlers(self) -> None:
         self.handlers.extend(routes())

@@ -207,16 +207,6 @@ class TestBadGrant:
         assert "grant" in pool["note"]
 
 
-class TestBadSetting:
-    @pytest.fixture
-    def simulate(self):
-        return "banana:x"
-
-    async def test_it_is_named(self, server):
-        _, pool = await server.call("GET", "pool")
-        assert "banana" in pool["note"]
-
-
 def test_each_session_of_a_hub_has_its_own_ledger():
     one = ledger_name({"JUPYTERHUB_USER": "ada"})
     two = ledger_name({"JUPYTERHUB_USER": "ada", "JUPYTERHUB_SERVER_NAME": "gpu"})

@@ -168,3 +168,38 @@ def test_a_second_server_of_the_same_user_says_so_and_runs(tmp_path):
         assert first.call("GET", "gpuslice/api/v1/pool")["devices"]
     finally:
         first.stop()
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("simulate=foo", "GpuSlice.simulate cannot be 'foo': 'foo' is neither a known model"),
+        ("simulate=a100:many", "'many' is no number of devices"),
+        ("default_request=lots", "GpuSlice.default_request cannot be 'lots'"),
+        ("default_request=1.5", "Write 2x0.75"),
+        ("reserve_mib=abc", "reserve_mib"),
+        ("reserve_mib=-5", "reserve_mib"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_ends_the_start(
+    setting: str, words: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root", "--port=0"]
+    done = subprocess.run(
+        [
+            *command,
+            "--ServerApp.jpserver_extensions=jupyter_gpuslice=True",
+            f"--GpuSlice.{setting}",
+            f"--ServerApp.root_dir={tmp_path}",
+        ],
+        env={**os.environ, "HOME": str(tmp_path), "JUPYTER_RUNTIME_DIR": str(tmp_path / "run")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    [line] = [line for line in done.stderr.splitlines() if "jupyter_gpuslice cannot start" in line]
+    assert words in line
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "run").glob("*.json")), "nothing is announced"
