@@ -187,11 +187,11 @@ class LeasedSpawner(GpuSliceSpawner):
 
     async def _take_up(self) -> None:
         """Tell the service which process holds the slice: it is free when that one ends."""
-        process = self.server_process()
+        process = await self.server_process()
         if self._lease_id and process is not None:
             await self._link().take_up(self._lease_id, process, self.service_timeout)
 
-    def server_process(self) -> Process | None:
+    async def server_process(self) -> Process | None:
         """The process of the server that was started, where it is one of this machine."""
         pid = getattr(self, "pid", 0)
         try:

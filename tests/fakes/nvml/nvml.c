@@ -225,14 +225,25 @@ int nvmlSystemGetProcessName(unsigned pid, char *out, unsigned length) {
     return NOT_FOUND;
 }
 
+/* In a container the runtime leaves the devices that NVIDIA_VISIBLE_DEVICES names by UUID, and NVML
+   shows no others. GPUSLICE_FAKE_RUNTIME says that this process is in such a container. */
+static int injected(unsigned i) {
+    const char *chosen = getenv("NVIDIA_VISIBLE_DEVICES");
+    return !getenv("GPUSLICE_FAKE_RUNTIME") || (chosen && strstr(chosen, state->device[i].uuid));
+}
+
 int nvmlDeviceGetCount_v2(unsigned *count) {
     ENTER_SYSTEM();
-    *count = state->devices;
+    *count = 0;
+    for (unsigned i = 0; i < state->devices; i++) *count += injected(i);
     return SUCCESS;
 }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
     if (!state) return UNINITIALIZED;
+    unsigned place = 0, wanted = index;
+    for (index = 0; index < state->devices; index++)
+        if (injected(index) && place++ == wanted) break;
     if (index >= state->devices) return INVALID_ARGUMENT;
     int error = faulted(state, __func__, (int)index);
     if (error) return error;
@@ -248,7 +259,7 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
         int place = strcmp(device->uuid, uuid) ? -2 : -1;
         for (int j = 0; j < MAX_MIGS && place == -2; j++)
             if (device->migs[j].present && !strcmp(device->migs[j].uuid, uuid)) place = j;
-        if (place == -2) continue;
+        if (place == -2 || !injected(i)) continue;
         int error = faulted(state, __func__, (int)i);
         if (error) return error;
         if (device->lost) return GPU_IS_LOST;
