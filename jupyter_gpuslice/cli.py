@@ -282,20 +282,21 @@ def run_demo(args: argparse.Namespace) -> int:
 
 
 def check_profiles(args: argparse.Namespace) -> int:
-    """Is this file of profiles valid?"""
-    from .hub.profiles import ProfileError, load_profiles
+    """Are these files of profiles valid? All faults of all of them are named."""
+    from .hub.profiles import read_profiles
 
     wrong = 0
     for path in args.file:
         try:
-            load_profiles(path)
-        except ProfileError as error:
-            print(error, file=sys.stderr)
-            wrong += 1
+            _, faults = read_profiles(path)
         except OSError as error:
             print(f"{path}: {error.strerror}", file=sys.stderr)
             wrong += 1
-        else:
+            continue
+        for fault in faults:
+            print(fault, file=sys.stderr)
+        wrong += bool(faults)
+        if not faults:
             print(f"{path}: valid")
     return 1 if wrong else 0
 

@@ -360,8 +360,12 @@ def test_profiles_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert cli.main(["profiles", "check", str(good), str(bad)]) == 1
     printed = capsys.readouterr()
     assert f"{good}: valid" in printed.out
-    assert f"{bad}: profiles[0]" in printed.err
+    assert f"{bad}:1: profiles[0]: " in printed.err
     assert "Did you mean request?" in printed.err
+    bad.write_text("profiles:\n- slug: half\n  request: 1.5\n- slug: B\n  request: 1\n")
+    assert cli.main(["profiles", "check", str(bad)]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(" ")[0] for line in lines] == [f"{bad}:3:", f"{bad}:4:"]
     assert cli.main(["profiles", "check", str(tmp_path / "none.yaml")]) == 1
     assert "No such file" in capsys.readouterr().err
 

@@ -16,6 +16,7 @@ from jupyter_gpuslice.hub.profiles import (
     load_profiles,
     parse_profiles,
     parse_ttl,
+    read_profiles,
     schema,
 )
 
@@ -130,7 +131,7 @@ def test_faults_are_named_with_file_place_and_remedy(data: Any, where: str, word
     [
         ("profiles: [", "not YAML"),
         ("profiles:\n  - slug: a\n    request: 1\n    request: 2\n", "'request' stands twice"),
-        ("? [1]\n: 2\n", "a key is a plain text"),
+        ("? [1]\n: 2\n", "A key is a plain text"),
         ("profiles: !!python/object:os.system x", "not YAML"),
     ],
 )
@@ -140,7 +141,91 @@ def test_a_file_that_is_not_yaml(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ProfileError) as caught:
         load_profiles(file)
     assert words in str(caught.value)
-    assert "line " in str(caught.value)
+    assert caught.value.line in (1, 2, 4)
+    assert str(caught.value).startswith(f"{file}:{caught.value.line}: ")
+
+
+MANY = """\
+profiles:
+  - slug: half
+    request: 1.5
+    colour: red
+  - slug: Big One
+    display_name: ""
+    choices:
+      - 1
+      - {request: lots}
+      - {labl: x}
+      - request: 2
+        default: 1
+      - 1
+    ttl: forever
+    hold: tight
+    spawner:
+      environment:
+        A B: x
+        OMP: 4
+  - slg: cpu
+    request: 0
+    default: true
+  - slug: half
+    default: true
+    custom: true
+    max: 1
+    request: 0
+    request: 1
+  - words
+"""
+
+
+def test_all_faults_are_told_at_once_each_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(MANY)
+    profiles, faults = read_profiles(file)
+    assert profiles is None
+    told = [(fault.line, fault.where, fault.message) for fault in faults]
+    for line, where, words in [
+        (1, "profiles", "profiles[2] and half are all the default"),
+        (3, "profiles[0].request", "cannot be granted"),
+        (4, "profiles[0]", "no key 'colour'"),
+        (5, "profiles[1].slug", "cannot be used here"),
+        (6, "profiles[1].display_name", "empty"),
+        (9, "profiles[1].choices[1].request", "neither a number"),
+        (10, "profiles[1].choices[2]", "no key 'labl'"),
+        (10, "profiles[1].choices[2]", "request is missing"),
+        (12, "profiles[1].choices[3].default", "not true or false"),
+        (13, "profiles[1].choices[4]", "offered twice"),
+        (14, "profiles[1].ttl", "no length of time"),
+        (15, "profiles[1].hold", "no way to hold"),
+        (18, "profiles[1].spawner.environment", "'A B' cannot be used"),
+        (19, "profiles[1].spawner.environment.OMP", "not a text"),
+        (20, "profiles[2]", "no key 'slg'"),
+        (23, "profiles[3].slug", "already"),
+        (28, "", "'request' stands twice"),
+        (29, "profiles[4]", "not a mapping"),
+    ]:
+        found = [each for each in told if each[:2] == (line, where) and words in each[2]]
+        assert len(found) == 1, (line, where, words, told)
+        told.remove(found[0])
+    # "slg" is misspelt, and so "slug" is not missing; nothing is told twice.
+    assert told == []
+    with pytest.raises(ProfileError) as caught:
+        load_profiles(file)
+    assert str(caught.value).startswith(f"{file}:{faults[0].line}: ")
+    assert "(17 more: `jupyter gpuslice profiles check` names all.)" in str(caught.value)
+
+
+def test_a_line_is_known_through_anchors_and_merged_keys(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(
+        "profiles:\n  - &a\n    slug: a\n    request: 9.5\n  - <<: *a\n    slug: b\n    ttl: x\n"
+    )
+    _, faults = read_profiles(file)
+    assert [(fault.line, fault.where) for fault in faults] == [
+        (4, "profiles[0].request"),
+        (4, "profiles[1].request"),  # where it is written
+        (7, "profiles[1].ttl"),
+    ]
 
 
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:
