@@ -19,7 +19,7 @@ from .availability import Availability
 from .choice import Selection
 from .grant import grant_environment, no_grant
 from .link import Link, LinkError, hub_secret, session_id
-from .progress import Progress, waiting_words
+from .progress import Progress, amount_words, waiting_words
 from .spawner import GpuSliceSpawner, GpuSpawnError
 
 LEASE_VARIABLE = "JUPYTER_GPUSLICE_LEASE"
@@ -86,7 +86,7 @@ class LeasedSpawner(GpuSliceSpawner):
         if chosen.request.kind == "none":
             self._grant = no_grant(self.service_url)
             return
-        self._progress.tell(f"Asking for {chosen.request}", 5)
+        self._progress.tell(f"Asking for {amount_words(str(chosen.request))}.", 5)
         asking = asyncio.ensure_future(self._ask(chosen))
         try:
             lease = await asyncio.shield(asking)
@@ -134,14 +134,15 @@ class LeasedSpawner(GpuSliceSpawner):
                 raise GpuSpawnError(
                     503,
                     "queue_timeout",
-                    f"{chosen.request} was not free within {form.duration(self.queue_timeout)}.",
+                    f"{amount_words(str(chosen.request))} was not free within "
+                    f"{form.duration(self.queue_timeout)}.",
                     "Try again later, or choose less.",
                 ) from None
         if lease["state"] not in ("granted", "active"):
             why = lease.get("detail") or f"The lease is {lease['state']}."
             raise GpuSpawnError(409, str(lease["state"]), f"The start left the queue: {why}")
         self._grant = await link.grant(lease["id"], patience)
-        self._progress.tell(f"{chosen.request} is there: starting the server", 40)
+        self._progress.tell(f"You have {amount_words(str(chosen.request))}: the server starts.", 40)
 
     def _waiting(self, lease: Mapping[str, Any]) -> None:
         self._progress.tell(waiting_words(lease), 10)

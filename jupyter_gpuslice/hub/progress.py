@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from ..request import GpuRequest
+from .choice import describe
 from .form import duration
 
 
@@ -46,8 +48,23 @@ class Progress:
 
 
 def waiting_words(lease: Mapping[str, Any]) -> str:
-    """Where a lease stands in the queue, for its user."""
-    text = f"Waiting for {lease['request']}: position {lease['position']} in the queue"
-    if lease["estimate_s"] is None:
-        return f"{text}. How long is unknown: what is held has no set end."
-    return f"{text}, {duration(lease['estimate_s'])}."
+    """Where a lease stands in the queue, for its user; Stop Server is a button beside it."""
+    place = f"position {lease['position']} in the queue"
+    if lease["position"] == 1:
+        place += " (you are next)"
+    wait = "How long is unknown, since those who use the GPUs have set no end."
+    if lease["estimate_s"] is not None:
+        wait = f"It takes {duration(lease['estimate_s'])}."
+    return (
+        f"There is no room yet: you wait for {amount_words(lease['request'])}, at {place}. {wait} "
+        "The server starts by itself when it is your turn. Stop Server leaves the queue."
+    )
+
+
+def amount_words(text: str) -> str:
+    """A request in words, and as it is written where those differ: half a GPU is 0.5."""
+    request = GpuRequest.parse(text)
+    words = describe(request)
+    if request.whole:
+        return words.replace("One", "one")
+    return f"{words} ({request})"

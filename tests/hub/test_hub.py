@@ -168,7 +168,9 @@ def test_the_queue_is_told_and_served(hub: Hub) -> None:
     assert hub.spawn("ben", {"profile": "slice", "request": "0.5"}).status_code == 202
     assert hub.spawn("cleo", {"profile": "slice", "request": "0.25"}).status_code == 202
     events = hub.progress("cleo", lambda event: "position 2" in event["message"])
-    assert events[-1]["message"].startswith("Waiting for 0.25: position 2 in the queue")
+    assert "you wait for 25 % of a GPU (0.25), at position 2 in the queue" in events[-1]["message"]
+    assert "Stop Server leaves the queue" in events[-1]["message"]
+    assert events[1]["message"] == "Asking for 25 % of a GPU (0.25)."
     assert [(w["position"], w["request"]) for w in hub.pool()["queue"]] == [(1, "0.5"), (2, "0.25")]
     theirs = hub.gpu("GET", "pool", hub.user_token("cleo")).json()["queue"]
     assert [waiting["holder"]["user"] for waiting in theirs] == [None, "cleo"]
