@@ -21,6 +21,10 @@ WITH_NODE := PATH="$(CURDIR)/$(BIN):$$PATH"
 LAB_SOURCES := $(shell find labextension/src labextension/style labextension/schema labextension/test \
 	labextension/package.json labextension/yarn.lock labextension/tsconfig.json -type f 2>/dev/null)
 
+# $(call quietly,WHAT IT DOES,COMMAND): one line; all that the command printed only if it fails
+quietly = @echo "$(1) …"; log=$$(mktemp); if ( $(2) ) >"$$log" 2>&1; then rm -f "$$log"; \
+	else status=$$?; cat "$$log" >&2; rm -f "$$log"; exit $$status; fi
+
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help
@@ -108,8 +112,9 @@ $(VENV)/.stamp-docs: $(VENV)/.stamp-demo
 
 # Built, then installed again: an editable install copies the built extension to where Lab looks.
 $(VENV)/.stamp-labextension: $(VENV)/.stamp-demo $(LAB_SOURCES)
-	cd labextension && $(WITH_NODE) jlpm install --immutable
-	cd labextension && $(WITH_NODE) jlpm build:prod
+	$(call quietly,Fetching what the JupyterLab extension is built with,\
+		cd labextension && $(WITH_NODE) jlpm install --immutable)
+	$(call quietly,Building the JupyterLab extension,cd labextension && $(WITH_NODE) jlpm build:prod)
 	$(PIP) install -q --no-deps -e .
 	@touch $@
 
