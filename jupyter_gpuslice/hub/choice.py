@@ -6,9 +6,11 @@ that is denied on the page cannot be had by any other way either.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from itertools import pairwise
 from typing import Any
 
 from ..request import GpuRequest, RequestError
@@ -52,10 +54,18 @@ class ChoiceError(Exception):
 
     def among(self, possible: Callable[[GpuRequest], bool]) -> ChoiceError:
         """The same, its hint without the requests that are not possible."""
-        advice = self._advice if all(map(possible, _requests_in(self._advice))) else ""
+        sentences = re.split(r"(?<=[.!?]) ", self._advice)
+        advice = " ".join(s for s in sentences if all(map(possible, _requests_in(s))))
         return ChoiceError(
             self.reason, self.message, advice, self.status, list(filter(possible, self.examples))
         )
+
+    def of(self, profile: Profile) -> ChoiceError:
+        """The same in a profile's terms: what it does not give gives way to its own examples."""
+        here = self.among(profile.gives)
+        if here.hint == self.hint:
+            return self
+        return ChoiceError(self.reason, self.message, here._advice, self.status, profile.examples)
 
 
 @dataclass(frozen=True)
@@ -192,9 +202,8 @@ def _requested(profile: Profile, text: Any) -> GpuRequest:
     except RequestError as error:
         # The grammar's examples are of everything that there is: the profile's own are of more use.
         advice = error.hint.partition("Valid requests:")[0].strip()
-        if not all(map(profile.gives, _requests_in(advice))):
-            advice = ""
-        raise ChoiceError(error.reason, error.message, advice, examples=profile.examples) from error
+        told = ChoiceError(error.reason, error.message, advice, examples=profile.examples)
+        raise told.among(profile.gives) from error
     if any(choice.request == request for choice in profile.choices):
         return request
     if profile.custom_max is None:
@@ -249,14 +258,19 @@ def at_most(most: GpuRequest) -> str:
 
 
 def _requests_in(text: str) -> list[GpuRequest]:
-    """The requests that stand in a sentence."""
+    """The requests that stand in a sentence; a number of something is none."""
     found = []
-    for word in text.split():
+    for word, following in pairwise([*text.split(), ""]):
+        if word.isdigit() and following.strip(".,") in _COUNTED:
+            continue
         try:
             found.append(GpuRequest.parse(word.strip(".,:;()")))
         except RequestError:
             continue
     return found
+
+
+_COUNTED = ("s", "min", "h", "%", "GiB", "MiB", "device", "devices", "GPU", "GPUs", "workers")
 
 
 def describe(request: GpuRequest) -> str:

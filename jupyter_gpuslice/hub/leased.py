@@ -16,7 +16,7 @@ from traitlets import Float, Unicode
 from ..devices.process import Process
 from . import form
 from .availability import Availability
-from .choice import Selection
+from .choice import ChoiceError, Selection
 from .grant import grant_environment, no_grant
 from .link import Link, LinkError, hub_secret, session_id
 from .progress import Progress, amount_words, waiting_words
@@ -95,7 +95,7 @@ class LeasedSpawner(GpuSliceSpawner):
             _in_background(self._unask(asking))
             raise
         except LinkError as error:
-            raise self._words(error) from error
+            raise await self._refusal(error, chosen) from error
         try:
             await self._wait_for(lease, chosen)
         except LinkError as error:
@@ -250,6 +250,14 @@ class LeasedSpawner(GpuSliceSpawner):
 
     def _link(self) -> Link:
         return Link(self.service_url, hub_secret())
+
+    async def _refusal(self, error: LinkError, chosen: Selection) -> GpuSpawnError:
+        """A refusal of the service, whose hint knows the pool but not the profile."""
+        told = ChoiceError(error.reason, error.message, error.hint, error.status)
+        here = told.of(chosen.profile)
+        if error.reason == "unreachable" or here is told:
+            return self._words(error)
+        return GpuSpawnError.of(await self._with_what_is_here(here))
 
     def _words(self, error: LinkError) -> GpuSpawnError:
         if error.reason == "unreachable":

@@ -110,6 +110,22 @@ def test_a_hint_offers_only_what_is_possible() -> None:
 
 
 @pytest.mark.parametrize(
+    ("hint", "expected"),
+    [
+        # What the machine's broker offers, which does not know the profile.
+        ("Would fit now: 2 or 79GiB.", "Write 0.5, 10GiB or 1."),
+        ("Nothing is reserved. Would fit now: 2.", "Nothing is reserved. Write 0.5, 10GiB or 1."),
+        ("Would fit now: 0.25 or 20GiB.", "Would fit now: 0.25 or 20GiB."),
+        ("The wait is about 12 min, for 2 GPUs.", "The wait is about 12 min, for 2 GPUs."),
+        ("", ""),
+    ],
+)
+def test_a_refusal_by_the_machine_is_put_in_the_profile_s_terms(hint: str, expected: str) -> None:
+    own = next(profile for profile in PROFILES.all if profile.slug == "own")
+    assert ChoiceError("unknown_model", "No.", hint, 409).of(own).hint == expected
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"profile": "own", "request": "1.5"}, "slice lies on one device. Write 0.5, 10GiB or 1."),

@@ -206,7 +206,7 @@ def test_an_impossible_request_is_refused_at_once(hub: Hub) -> None:
     assert time.monotonic() - began < 5
     assert response.status_code == 409
     assert response.json()["message"].startswith("3 needs 3 GPUs, and the pool has 2")
-    assert "Would fit now: 2" in response.json()["message"]
+    assert response.json()["message"].endswith("Write 1 or 2.")
     assert hub.leases() == []
 
 
@@ -329,6 +329,10 @@ def test_what_the_service_refuses_at_once_is_kept_as_well(hub: Hub) -> None:
     response = submit(hub, login(hub, "eve"), "eve/second", **fields)
     assert response.status_code == 409, response.text
     assert 'value="h100:0.5"' in response.text
+    [alert] = re.findall(r"spawn-error-msg[^>]*>(.*?)</p>", response.text, re.DOTALL)
+    assert "no h100 here" in alert
+    assert "Write 0.5, 10GiB or 1." in alert
+    assert "Would fit now: 2" not in alert, "the profile gives one at most"
     assert re.search(r'value="custom/custom"[^>]* checked', response.text)
 
 
