@@ -18,7 +18,7 @@ from ..request import GpuRequest
 from .draft import Draft
 from .explain import Explanation, Refused, fewer, hint, never, not_now, queued, would_fit
 from .lease import Holder, Lease
-from .ledger import Change, Ledger
+from .ledger import Change, Ledger, LedgerError
 from .placement import Nearness, place
 from .policy import Policy
 from .pool import Free, PoolDevice, free, share
@@ -339,20 +339,31 @@ class Broker:
         if uuid not in self._pool or uuid in self._lost:
             return []
         self._lost[uuid] = why
-        with self._change() as draft:
-            ended = [
-                draft.end(lease, "lost", why)
-                for lease in list(draft.leases.values())
-                if lease.holds and any(slice_.device == uuid for slice_ in lease.slices)
-            ]
-            draft.serve()
+        try:
+            with self._change() as draft:
+                ended = [
+                    draft.end(lease, "lost", why)
+                    for lease in list(draft.leases.values())
+                    if lease.holds and any(slice_.device == uuid for slice_ in lease.slices)
+                ]
+                draft.serve()
+        except LedgerError:
+            # Not written down, so not so: whoever reports it does so again.
+            del self._lost[uuid]
+            raise
         return ended
 
     def device_back(self, uuid: str) -> None:
         """A device that had failed can be granted again."""
-        if self._lost.pop(uuid, None) is not None:
+        why = self._lost.pop(uuid, None)
+        if why is None:
+            return
+        try:
             with self._change() as draft:
                 draft.serve()
+        except LedgerError:
+            self._lost[uuid] = why
+            raise
 
     def tick(self) -> float | None:
         """End what is due; returns the next instant (clock time) at which something will be."""

@@ -140,7 +140,7 @@ class Ledger:
 
     def save(self, changes: Iterable[Change], now: float) -> None:
         """Write all changes or none."""
-        with _errors("write"), self._transaction():
+        with _errors("written"), self._transaction():
             for change in changes:
                 lease = change.lease
                 self._db.execute(
@@ -172,7 +172,7 @@ class Ledger:
 
     def add_busy(self, seconds: dict[str, float]) -> None:
         """Add measured busy device-seconds to the spans that the leases have open."""
-        with _errors("write"), self._transaction():
+        with _errors("written"), self._transaction():
             self._db.executemany(
                 "UPDATE span SET busy_s = busy_s + ? WHERE lease = ? AND stop IS NULL"
                 " AND kind = 'held'",
@@ -276,11 +276,14 @@ def _check(db: sqlite3.Connection, file: Path, fresh: bool) -> int:
     return version
 
 
+_MOVE_AWAY = "Stop what still holds its leases, move the file away and start again."
+
+
 def _damaged(file: Path, why: str) -> LedgerError:
     return LedgerError(
         "damaged",
         f"The ledger {file} is damaged: {why}.",
-        "Stop what still holds its leases, move the file away and start again.",
+        _MOVE_AWAY,
     )
 
 
@@ -305,7 +308,17 @@ def _dump(lease: Lease) -> str:
 
 
 def _load(text: str) -> Lease:
-    body: dict[str, Any] = json.loads(text)
+    try:
+        return _lease(json.loads(text))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LedgerError(
+            "damaged",
+            f"The ledger holds a lease that cannot be read: {type(error).__name__}: {error}.",
+            _MOVE_AWAY,
+        ) from error
+
+
+def _lease(body: dict[str, Any]) -> Lease:
     return Lease(
         id=body["id"],
         request=GpuRequest.parse(body["request"]),

@@ -43,12 +43,6 @@ def _stat(pid: int) -> _Stat | None:
     return _Stat(after[0], int(after[1]), after[19])
 
 
-def runs(pid: int) -> bool:
-    """Whether some process has this pid now; a zombie does not count."""
-    stat = _stat(pid)
-    return stat is not None and stat.alive
-
-
 def parent(pid: int) -> int:
     """The pid of a process's parent; 0 if the process is gone."""
     stat = _stat(pid)

@@ -42,6 +42,8 @@ class Cell:
             raise Refused("bad_request", "'code' and 'push' are texts.")
         if not isinstance(pull, list) or not all(isinstance(name, str) for name in pull):
             raise Refused("bad_request", "'pull' is a list of names.")
+        if not _encodable(code):
+            raise Refused("bad_request", "The code is no text that can be sent: a lone surrogate.")
         if not code and push is None and not pull:
             raise Refused("bad_request", "There is nothing to do: give code, push or pull.")
         train, silent, lend = (body.get(name, False) for name in ("train", "silent", "lend"))
@@ -55,6 +57,14 @@ class Cell:
                 "Use %%gpu run for some of the ranks.",
             )
         return cls(code, ranks, train, silent, push, tuple(pull), lend)
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _ranks(value: Any, workers: int) -> tuple[int, ...]:
@@ -92,7 +102,8 @@ async def run(
     try:
         if hold is not None:
             await hold.take(team, outbox, lent() if cell.lend else None)
-        await _revive(team, outbox)
+        _late(team, outbox)
+        await _revive(team, outbox, lent() if cell.lend else None)
     except (StartFailedError, RankDiedError, StepFailedError, Refused) as error:
         text = f"{error.message} {error.hint}".strip() if isinstance(error, Refused) else str(error)
         team.group.broke(text)
@@ -116,7 +127,7 @@ async def run(
     if team.closing:
         _notice(outbox, f"The group was stopped. {team.group.detail}".strip())
     else:
-        await _mend(team, outbox)
+        await _mend(team, outbox, lent() if cell.lend else None)
         if hold is not None:
             await hold.give_back(team, outbox)
     _done(cell, outbox, began, statuses, ok)
@@ -169,22 +180,28 @@ async def _execute(member: Member, cell: Cell, outbox: Outbox) -> dict[str, Any]
     return await member.request("shell", "execute_request", content, output)
 
 
-async def _revive(team: Team, outbox: Outbox) -> None:
+def _late(team: Team, outbox: Outbox) -> None:
+    """What threads of the ranks have printed since the cell before."""
+    for member in team.everybody():
+        for name, text in member.late_output():
+            outbox.put({"type": "stream", "rank": member.rank, "name": name, "text": text})
+
+
+async def _revive(team: Team, outbox: Outbox, instead_of: str | None) -> None:
     """Ranks that died while nothing ran."""
-    for rank in await team.respawn():
+    for rank in await team.respawn(instead_of):
         _notice(outbox, f"Rank {rank} had died and was started anew: its variables are gone.")
 
 
-async def _mend(team: Team, outbox: Outbox) -> None:
+async def _mend(team: Team, outbox: Outbox, instead_of: str | None) -> None:
     """After the cell: start dead ranks anew, and say so."""
     group = team.group
     dead = group.dead
     try:
         if dead:
+            dead = await team.respawn(instead_of)
             numbers = ", ".join(map(str, dead))
-            many = len(dead) > 1
-            rest = len(dead) < group.workers
-            await team.respawn()
+            many, rest = len(dead) > 1, len(dead) < group.workers
             _notice(
                 outbox,
                 f"Rank{'s' if many else ''} {numbers} {'were' if many else 'was'} started anew: "

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
+from ..broker.explain import Refused
 from .group import Group
 from .lease import GroupLease
 from .stream import Outbox
@@ -15,6 +16,19 @@ KEPT = (
     "{user} is in use in the worker, so its device memory cannot be given back yet: it keeps its "
     "slice until `%gpu stop --name {name}`."
 )
+
+
+PATIENCE_SECONDS = 10.0
+"""How long a rank whose cell was interrupted may take to lay its slice down."""
+
+
+def _patience(team: Team) -> asyncio.Event:
+    """What ends a step after the cell: an interrupt, or time where there was one already."""
+    if not team.stop.is_set():
+        return team.stop
+    limit = asyncio.Event()
+    asyncio.get_running_loop().call_later(PATIENCE_SECONDS, limit.set)
+    return limit
 
 
 class Hold:
@@ -62,7 +76,7 @@ class Hold:
         if self._lease.parked or self._group.dead:
             return
         try:
-            replies = await team.step(team.everybody(), "hold", {}, asyncio.Event())
+            replies = await team.step(team.everybody(), "hold", {}, _patience(team))
         except StepFailedError:
             return
         users = [str(reply["cuda"]) for reply in replies.values() if reply.get("cuda")]
@@ -70,14 +84,18 @@ class Hold:
             text = KEPT.format(user=users[0], name=self._group.name)
             outbox.put({"type": "notice", "text": text})
             return
-        await self._lay_down(team)
+        try:
+            await self._lay_down(team)
+        except Refused as error:
+            text = f"The slice could not be given back: {error.message} {error.hint}".strip()
+            outbox.put({"type": "notice", "text": text})
 
     async def _lay_down(self, team: Team) -> None:
         """Whatever runs between cells shall find no device."""
         self._group.granted(self._group.lease or "", [()] * self._group.workers)
         with suppress(StepFailedError):
             # A rank that died meanwhile is started anew without one.
-            await self._put_in_place(team, asyncio.Event())
+            await self._put_in_place(team, _patience(team))
         self._lease.park()
 
     async def _put_in_place(self, team: Team, stop: asyncio.Event) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ..broker.explain import Refused
 from ..broker.lease import Holder, Lease, Slice
+from ..broker.ledger import LedgerError
 from ..devices.process import Process
+from ..isolation.reaper import reap_group
 from ..request import GpuRequest
 
 Slices = list[tuple[Slice, ...]]
@@ -104,22 +107,30 @@ class GroupLease:
     def park(self) -> None:
         """The ranks use no device until the next cell."""
         if self.id is not None and self._current().state in ("active", "queued"):
-            self._runtime.broker.park(self.id)
+            with _worded():
+                self._runtime.broker.park(self.id)
 
     def resume(self, instead_of: str | None) -> None:
         """They need it again; :meth:`granted` waits for it."""
-        self._runtime.broker.resume(self.id, instead_of)
+        with _worded():
+            self._runtime.broker.resume(self.id, instead_of)
 
     async def release(self, why: str) -> None:
         """Give it back; to be called when the ranks are gone."""
         if self.id is not None:
             await self._runtime.end(self.id, why)
+        else:
+            # Nothing to give back; children that its ranks left go all the same.
+            await asyncio.to_thread(reap_group, self._holder.id)
 
-    async def anew(self) -> None:
-        """After the death of all ranks, with which it ended: ask again, without a wait."""
+    async def anew(self, instead_of: str | None) -> None:
+        """After the death of all ranks, with which it ended: ask again, without a wait.
+
+        ``instead_of``: the notebook's ``auto`` lease, which has got what the dead ranks held.
+        """
         if self.id is not None:
             await self.release("All of its ranks had died.")
-            self.ask(wait=False)
+            self.ask(wait=False, instead_of=instead_of)
 
     def ended_by_others(self, lease: Lease) -> str:
         """Why the group must end with this change of a lease, or an empty text."""
@@ -136,6 +147,15 @@ class GroupLease:
         if lease is None:
             raise Refused("not_found", "The group's lease is gone.")
         return lease
+
+
+@contextmanager
+def _worded() -> Iterator[None]:
+    """A ledger that cannot be written refuses, in words."""
+    try:
+        yield
+    except LedgerError as error:
+        raise Refused(error.reason, error.message, error.hint) from error
 
 
 async def _either(moved: asyncio.Event, stop: asyncio.Event | None) -> None:

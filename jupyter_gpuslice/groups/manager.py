@@ -93,6 +93,7 @@ class GroupManager:
         Either all ranks start or nothing stays behind.
         """
         plan = Plan.parse(body, caller)
+        await self._ended(plan.kernel)
         for entry in self._entries.values():
             same = (entry.group.name, entry.group.kernel) == (plan.name, plan.kernel)
             if same and entry.ending is None:
@@ -132,9 +133,15 @@ class GroupManager:
                 await asyncio.shield(entry.starting)
             except asyncio.CancelledError:
                 # Whoever asked is gone: nobody would ever use it.
-                self._spawn(self._end(entry, "It was no longer wanted."))
+                self._begin_end(entry, "It was no longer wanted.")
                 raise
         return group.to_dict()
+
+    async def _ended(self, kernel: str | None) -> None:
+        """Wait for groups of this notebook that are being ended: what they hold comes back."""
+        ending = [e.ending for e in self._entries.values() if e.group.kernel == kernel and e.ending]
+        if ending:
+            await asyncio.wait(ending)
 
     async def _start(self, entry: _Entry, kernel_name: str, plan: Plan) -> None:
         group = entry.group
@@ -153,7 +160,7 @@ class GroupManager:
                 self._launcher,
                 environment=lambda rank: self._environment(entry, rank, torch),
                 activate=lambda members: entry.lease.activate([m.process for m in members]),
-                renew=lambda: self._renew(entry),
+                renew=lambda instead_of: self._renew(entry, instead_of),
                 kernel_name=kernel_name,
                 cwd=plan.cwd,
                 asked_backend=plan.backend,
@@ -182,9 +189,9 @@ class GroupManager:
             entry.starting = None
             await self._end(entry, why)
 
-    async def _renew(self, entry: _Entry) -> None:
+    async def _renew(self, entry: _Entry, instead_of: str | None) -> None:
         """All ranks are dead, and the lease is dead with them."""
-        await entry.lease.anew()
+        await entry.lease.anew(instead_of)
         if entry.lease.id is not None:
             entry.group.granted(entry.lease.id, entry.lease.slices())
 
@@ -280,6 +287,8 @@ class GroupManager:
             _fail(outbox, cell, error.reason, error.message)
         except Exception as error:
             self._log.exception("A cell of group %s failed", entry.group.id)
+            # Whatever state it was left in, the next cell looks after its ranks first.
+            entry.group.broke(f"Something unexpected went wrong: {error}")
             _fail(outbox, cell, type(error).__name__, f"Something unexpected went wrong: {error}")
         finally:
             outbox.close()
@@ -314,10 +323,22 @@ class GroupManager:
         team = entry.team
         if team is None:
             raise Refused("wrong_state", f"The group is {entry.group.state}.")
+        stop = asyncio.Event()
+        work = self._spawn(self._reset(entry, team, stop))
+        entry.cells[work] = stop
+        work.add_done_callback(lambda task: entry.cells.pop(task, None))
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            stop.set()  # whoever asked has left
+            raise
+        return entry.group.to_dict()
+
+    async def _reset(self, entry: _Entry, team: Team, stop: asyncio.Event) -> None:
         async with team.lock:
             if team.closing:
                 raise Refused("group_stopped", "The group was stopped.")
-            team.stop = asyncio.Event()
+            team.stop = stop
             try:
                 await team.respawn()
                 if team.has_torch:
@@ -329,7 +350,6 @@ class GroupManager:
                 cause = error.outcomes.cause
                 why = cause.reply.get("evalue") or cause.how if cause else "It was interrupted."
                 raise Refused("reset_failed", f"No process group could be made: {why}") from error
-        return entry.group.to_dict()
 
     async def _stop_cells(self, entry: _Entry) -> None:
         cells = dict(entry.cells)
@@ -365,9 +385,12 @@ class GroupManager:
             await launcher.close()
 
     async def _end(self, entry: _Entry, why: str) -> None:
+        await asyncio.shield(self._begin_end(entry, why))
+
+    def _begin_end(self, entry: _Entry, why: str) -> asyncio.Task[None]:
         if entry.ending is None:
             entry.ending = self._spawn(self._end_now(entry, why))
-        await asyncio.shield(entry.ending)
+        return entry.ending
 
     async def _end_now(self, entry: _Entry, why: str) -> None:
         entry.unwatch()

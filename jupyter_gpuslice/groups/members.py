@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import signal
 import tempfile
 import uuid
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,8 @@ from typing import Any, Literal
 from jupyter_client.multikernelmanager import AsyncMultiKernelManager
 from traitlets.config import Config, Configurable
 
-from ..devices.process import Process, runs
+from ..devices.process import Process
+from ..isolation.folder import OwnFolder
 from .watch import watch
 
 Channel = Literal["shell", "control"]
@@ -35,9 +36,12 @@ IDLE_SECONDS = 2.0
 REPLY_SECONDS = 0.5
 """How long a reply is waited for after the kernel has said that it is done with the request."""
 LOG_BYTES = 2**20
+MOST_LATE = 100
+MOST_LATE_TEXT = 2000
+"""Pieces, and characters of each, that are kept of what comes when no cell runs."""
 TAIL_LINES = 12
 MOST_BASE = 30
-_FOLDER = "gpuslice-peers"
+_FOLDER = "gpuslice-peers-"
 
 _KERNEL_PACKAGE = Path(__file__).resolve().parent.parent / "kernel"
 # The package may not be installed in the kernel's environment: its kernel side is loaded from
@@ -87,6 +91,8 @@ class Member:
         self._replies: dict[str, asyncio.Future[dict[str, Any]]] = {}
         self._outputs: dict[str, Output] = {}
         self._idle: dict[str, asyncio.Future[None]] = {}
+        self._interrupts = 0
+        self._late: deque[tuple[str, str]] = deque(maxlen=MOST_LATE)
         self._readers = [
             asyncio.create_task(self._read(self._client.shell_channel, self._reply)),
             asyncio.create_task(self._read(self._client.control_channel, self._reply)),
@@ -138,6 +144,7 @@ class Member:
         loop = asyncio.get_running_loop()
         message = self._client.session.msg(kind, content)
         id_ = message["header"]["msg_id"]
+        interrupts = self._interrupts
         reply = self._replies[id_] = loop.create_future()
         idle = self._idle[id_] = loop.create_future()
         if output is not None:
@@ -147,16 +154,16 @@ class Member:
             if self.alive:
                 sender.send(message)
             await asyncio.wait({reply, idle, self.gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not reply.done():
-                # What the process had sent before its end may be on the way still.
+            while not reply.done() and self.alive:
+                # A large reply takes longer than the word that the kernel is done with it.
                 await asyncio.wait(
                     {reply, self.gone},
                     timeout=REPLY_SECONDS,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
-            if not reply.done() and self.alive:
-                # A SIGINT just before or after the handler's own work swallows its reply.
-                return {"status": "error", "ename": "KeyboardInterrupt", "evalue": ""}
+                if not reply.done() and self.alive and self._interrupts != interrupts:
+                    # A SIGINT just before or after the handler's own work swallows its reply.
+                    return {"status": "error", "ename": "KeyboardInterrupt", "evalue": ""}
             if not reply.done():
                 await asyncio.wait({reply}, timeout=0.1)
             if not reply.done():
@@ -171,6 +178,7 @@ class Member:
                 table.pop(id_, None)
 
     async def interrupt(self) -> None:
+        self._interrupts += 1
         if self.alive:
             try:
                 await self.manager.interrupt_kernel()
@@ -208,6 +216,12 @@ class Member:
         except OSError:
             return ""
         return "\n" + "\n".join(lines[-TAIL_LINES:]) if lines else ""
+
+    def late_output(self) -> list[tuple[str, str]]:
+        """Name and text of what was printed since the last cell; asked for once."""
+        found = list(self._late)
+        self._late.clear()
+        return found
 
     def trim_log(self) -> None:
         """Keep what C libraries wrote to the process's own stderr from filling the disk."""
@@ -254,6 +268,9 @@ class Member:
         output = self._outputs.get(id_)
         if output is not None:
             output(kind, content)
+        elif kind == "stream" and id_:
+            # A thread of a cell that has ended: shown with the next one.
+            self._late.append((str(content["name"]), str(content["text"])[:MOST_LATE_TEXT]))
 
 
 class Launcher:
@@ -271,7 +288,7 @@ class Launcher:
             kernel_spec_manager=serverapp.kernel_spec_manager,
             # Without jupyter_client's restarter: what a dead rank means is the group's business.
             kernel_manager_class="jupyter_client.manager.AsyncKernelManager",
-            connection_dir=str(self._folder),
+            connection_dir=str(self._folder.path),
             log=self.log,
         )
 
@@ -280,7 +297,7 @@ class Launcher:
     ) -> Member:
         """Start the process of a rank; ``StartFailedError`` if there is none after all."""
         kernel_id = str(uuid.uuid4())
-        log = self._folder / f"{kernel_id}.log"
+        log = self._folder.path / f"{kernel_id}.log"
         try:
             with log.open("ab") as output:
                 await self._kernels.start_kernel(
@@ -324,26 +341,19 @@ class Launcher:
 
     async def close(self) -> None:
         """To be called when all members have ended."""
-        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        await asyncio.to_thread(self._folder.close)
         self._kernels.context.destroy(linger=0)
 
 
-def _private_folder() -> Path:
-    """A new folder for sockets, mode 0700; those of servers that died go away (blocks shortly).
+def _private_folder() -> OwnFolder:
+    """A new folder for sockets.
 
     The path of a Unix socket has at most 107 characters, and the file's name takes half of them.
     """
     base = tempfile.gettempdir()
     if len(base) > MOST_BASE:
-        base = "/tmp"  # noqa: S108 - mkdtemp makes a folder of our own in it
-    for old in Path(base).glob(f"{_FOLDER}-*-*"):
-        pid = old.name.split("-")[2]
-        try:
-            if pid.isdigit() and old.stat().st_uid == os.geteuid() and not runs(int(pid)):
-                shutil.rmtree(old, ignore_errors=True)
-        except OSError:
-            continue
-    return Path(tempfile.mkdtemp(prefix=f"{_FOLDER}-{os.getpid()}-", dir=base))
+        base = "/tmp"  # noqa: S108 - a folder of our own is made in it
+    return OwnFolder(Path(base), _FOLDER)
 
 
 def execution(code: str, *, silent: bool = False) -> dict[str, Any]:

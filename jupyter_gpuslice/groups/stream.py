@@ -9,6 +9,8 @@ FLUSH_SECONDS = 0.03
 """For so long text is collected, so that a flood of small pieces becomes few messages."""
 MOST_TEXT = 4 * 2**20
 """Characters of one rank that may wait for a reader that does not keep up."""
+MOST_END = 8192
+"""Characters from the end of what is left out that are shown all the same."""
 MOST_MESSAGES = 2000
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 
@@ -35,6 +37,13 @@ def translate(rank: int, kind: str, content: dict[str, Any]) -> Message | None:
     return {"type": "display", **message, "transient": transient, "update": update}
 
 
+def _size(message: Message) -> int:
+    """Characters of a message's text, or of what it shows."""
+    if "text" in message:
+        return len(message["text"])
+    return sum(len(value) for value in message.get("data", {}).values() if isinstance(value, str))
+
+
 class Outbox:
     """Messages on their way to the reader: in order for each rank, of bounded size."""
 
@@ -43,6 +52,7 @@ class Outbox:
         self._last: dict[int, Message] = {}
         self._text: dict[int, int] = {}
         self._left_out: dict[int, int] = {}
+        self._end: dict[int, str] = {}
         self._arrived = asyncio.Event()
         self._urgent = asyncio.Event()
         self._closed = False
@@ -51,9 +61,10 @@ class Outbox:
         rank = message.get("rank")
         kind = message["type"]
         if rank is not None and kind in ("stream", "display", "result", "clear"):
-            if not self._room(rank, message):
-                self._left_out[rank] = self._left_out.get(rank, 0) + len(message.get("text", " "))
+            room = self._room(rank, message)
+            if room is None:
                 return
+            message = room
             last = self._last.get(rank)
             if kind == "stream":
                 if last and last["type"] == "stream" and last["name"] == message["name"]:
@@ -84,11 +95,28 @@ class Outbox:
                 pass
         return self._take()
 
-    def _room(self, rank: int, message: Message) -> bool:
-        if len(self._waiting) >= MOST_MESSAGES and message["type"] != "stream":
-            return False
-        self._text[rank] = self._text.get(rank, 0) + len(message.get("text", ""))
-        return rank not in self._left_out and self._text[rank] <= MOST_TEXT
+    def _room(self, rank: int, message: Message) -> Message | None:
+        """The message, or as much of its text as there is room for; ``None`` if there is none.
+
+        Of what is left out the end is kept: errors and results stand there.
+        """
+        size = _size(message)
+        left = MOST_TEXT - self._text.get(rank, 0)
+        if message["type"] != "stream":
+            if len(self._waiting) >= MOST_MESSAGES or rank in self._left_out or size > left:
+                self._left_out[rank] = self._left_out.get(rank, 0) + max(size, 1)
+                return None
+            self._text[rank] = self._text.get(rank, 0) + size
+            return message
+        if rank in self._left_out:
+            left = 0
+        self._text[rank] = self._text.get(rank, 0) + min(size, left)
+        if size <= left:
+            return message
+        text = message["text"]
+        self._left_out[rank] = self._left_out.get(rank, 0) + size - left
+        self._end[rank] = (self._end.get(rank, "") + text[left:])[-MOST_END:]
+        return {**message, "text": text[:left]} if left else None
 
     def _take(self) -> list[Message]:
         taken = self._waiting
@@ -100,9 +128,14 @@ class Outbox:
                 "type": "stream",
                 "rank": rank,
                 "name": "stderr",
-                "text": f"\n[{count} characters left out: they came faster than they were read]\n",
+                "text": f"\n[{count - len(self._end.get(rank, ''))} characters left out: more than "
+                "can be shown at once]\n",
             }
             for rank, count in sorted(self._left_out.items())
+        ]
+        notes += [
+            {"type": "stream", "rank": rank, "name": "stdout", "text": text}
+            for rank, text in sorted(self._end.items())
         ]
         if notes:
             # Before the words that end the cell.
@@ -112,6 +145,7 @@ class Outbox:
         self._last.clear()
         self._text.clear()
         self._left_out.clear()
+        self._end.clear()
         self._urgent.clear()
         if self._closed:
             self._urgent.set()

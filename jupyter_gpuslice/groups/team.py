@@ -15,6 +15,9 @@ from .together import Outcome, Outcomes, together
 Say = Callable[[str], None]
 Environment = Callable[[int], Mapping[str, str]]
 
+MOST_ROUNDS = 4
+"""How often ranks that die while others are started anew are started anew themselves."""
+
 
 class StepFailedError(Exception):
     """A step before the cell itself failed on some ranks."""
@@ -28,7 +31,7 @@ class Team:
     """The members of one group. One thing is done at a time: hold ``lock`` for it.
 
     ``environment(rank)`` is what a rank's kernel is started with; ``activate(members)`` is told
-    whenever their processes changed; ``renew()`` gets a new lease when all ranks had died.
+    whenever their processes changed; ``renew(instead_of)`` gets a new lease when all had died.
     """
 
     def __init__(
@@ -37,7 +40,7 @@ class Team:
         launcher: Launcher,
         environment: Environment,
         activate: Callable[[Sequence[Member]], None],
-        renew: Callable[[], Awaitable[None]],
+        renew: Callable[[str | None], Awaitable[None]],
         kernel_name: str,
         cwd: str | None,
         asked_backend: str,
@@ -77,27 +80,39 @@ class Team:
             raise
         self.group.ready()
 
-    async def respawn(self) -> list[int]:
-        """Start the dead ranks anew; returns which. The group is ready afterwards."""
-        dead = self.group.dead
-        if dead:
-            for rank in dead:
-                member = self.members.pop(rank, None)
-                if member is not None:
-                    await self._launcher.end(member, now=True)
-            if len(dead) == self.group.workers:
-                await self._renew()
-            await self._spawn(dead)
-            self._broken = True
-            self._met -= set(dead)
-            for rank in dead:
-                self._probes.pop(rank, None)
-            if 0 in dead:
-                self._store = None
-            await self._introduce()
-        if self.group.state == "broken":
+    async def respawn(self, instead_of: str | None = None) -> list[int]:
+        """Start the dead ranks anew; returns which. The group is ready afterwards.
+
+        ``instead_of`` names a lease that may give way when all of them had died.
+        """
+        started: set[int] = set()
+        for _ in range(MOST_ROUNDS):
+            dead = self.group.dead
+            if not dead:
+                break
+            await self._replace(dead, instead_of)
+            started |= set(dead)
+        else:
+            raise StartFailedError("Its ranks die again and again.")
+        if self.group.state in ("broken", "busy"):
             self.group.ready()
-        return dead
+        return sorted(started)
+
+    async def _replace(self, dead: Sequence[int], instead_of: str | None) -> None:
+        for rank in dead:
+            member = self.members.pop(rank, None)
+            if member is not None:
+                await self._launcher.end(member, now=True)
+        if len(dead) == self.group.workers:
+            await self._renew(instead_of)
+        await self._spawn(dead)
+        self._broken = True
+        self._met -= set(dead)
+        for rank in dead:
+            self._probes.pop(rank, None)
+        if 0 in dead:
+            self._store = None
+        await self._introduce()
 
     async def end(self, *, now: bool = False) -> None:
         """End all ranks; they are gone when this returns."""
@@ -222,7 +237,13 @@ class Team:
 
     async def _agree(self, members: Sequence[Member]) -> bool:
         """Whether all ranks have a process group, the same one."""
-        states = await asyncio.gather(*(m.ask("control", "state") for m in members))
+        outcomes = await together(
+            members, lambda m: m.ask("control", "state"), self.stop, self.everybody
+        )
+        self._note(outcomes)
+        if not outcomes.ok:
+            raise StepFailedError(outcomes)
+        states = [outcomes.by_rank[member.rank].reply for member in members]
         kinds = {(s.get("initialized"), s.get("generation"), s.get("count")) for s in states}
         return len(kinds) == 1 and bool(states[0].get("initialized"))
 
@@ -247,7 +268,7 @@ class Team:
     async def run(self, ranks: Sequence[int], act: Callable[[Member], Any]) -> Outcomes:
         """Something of the cell's on some ranks."""
         members = [self.members[rank] for rank in ranks]
-        outcomes = await together(members, act, self.stop, self.everybody)
+        outcomes = await together(members, act, self.stop, self.everybody, script=True)
         self._note(outcomes)
         return outcomes
 

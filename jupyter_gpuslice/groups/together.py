@@ -91,13 +91,16 @@ async def together(
     act: Callable[[Member], Awaitable[Mapping[str, Any]]],
     stop: asyncio.Event,
     everybody: Callable[[], Sequence[Member]],
+    *,
+    script: bool = False,
 ) -> Outcomes:
     """``act`` on all members; ends when it has ended on all.
 
     ``stop`` ends it early. ``everybody`` are all ranks of the group, also those that do not take
-    part: connections to them are the ones to shut down.
+    part: connections to them are the ones to shut down. ``script``: what runs is a cell, which may
+    end itself by ``sys.exit()``.
     """
-    tasks = {asyncio.create_task(_run(member, act)): member for member in members}
+    tasks = {asyncio.create_task(_run(member, act, script)): member for member in members}
     stopping: asyncio.Task[Any] = asyncio.create_task(stop.wait())
     by_rank: dict[int, Outcome] = {}
     failed: list[Outcome] = []
@@ -165,12 +168,14 @@ async def together(
     return outcomes
 
 
-async def _run(member: Member, act: Callable[[Member], Awaitable[Mapping[str, Any]]]) -> Outcome:
+async def _run(
+    member: Member, act: Callable[[Member], Awaitable[Mapping[str, Any]]], script: bool
+) -> Outcome:
     try:
         reply = dict(await act(member))
     except RankDiedError as error:
         return Outcome(member.rank, "died", how=error.how, tail=error.tail)
-    if reply.get("status") == "ok" or _ended_well(reply):
+    if reply.get("status") == "ok" or (script and _ended_well(reply)):
         return Outcome(member.rank, "ok", reply)
     return Outcome(member.rank, "error", reply)
 

@@ -65,6 +65,8 @@ def torchrun_environment(
         # The ranks are on one machine: nothing of theirs listens on other interfaces.
         "GLOO_SOCKET_IFNAME": LOOPBACK,
         "NCCL_SOCKET_IFNAME": LOOPBACK,
+        # What ends a rank's wait in C++ is no news for the notebook, with its stack trace.
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
         # Abort communicators on errors, but let the process live: its variables are the user's.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": 2,
     }

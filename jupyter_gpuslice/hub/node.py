@@ -22,10 +22,10 @@ from ..devices import FAR
 from ..devices.device import Device, DeviceSource
 from ..devices.process import Process
 from ..isolation.levels import node_level
+from ..isolation.reaper import Session, leftovers, sessions
 from ..request import GpuRequest, RequestError
 from ..server.api import ApiError, Caller, Holding, LeaseApi
 from ..server.metrics import PoolMetrics
-from ..server.reaper import Session, leftovers, sessions
 from ..server.runtime import BrokerRuntime
 from .availability import availability
 from .grant import Near, grant_of

@@ -264,14 +264,18 @@ class Stream:
         error = None
         try:
             with _worded(self._connection, *self._what.split(" ", 1)):
-                rest = b""
+                parts: list[bytes] = []
                 while True:
                     data = self._response.read1(1 << 16)
                     if not data:
                         break
-                    *lines, rest = (rest + data).split(b"\n")
-                    self._add(lines)
-                self._add([rest])
+                    # A line may be as long as a large variable: it is put together once.
+                    head, newline, tail = data.rpartition(b"\n")
+                    if newline:
+                        self._add(b"".join([*parts, head]).split(b"\n"))
+                        parts = []
+                    parts.append(tail)
+                self._add([b"".join(parts)])
                 self._client._keep(self._connection, self._response)
         except GpuSliceError as broken:
             error = None if self._closed else broken

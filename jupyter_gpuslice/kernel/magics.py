@@ -317,7 +317,9 @@ class GpuMagics(Magics):
                 wait=args.wait,
                 fresh=args.fresh,
             ),
-            lambda group: self._run_on(group, code, train=True, show=args.show),
+            lambda group: self._run_on(
+                group, code, train=True, show=args.show, lend=self._lends(quiet=True)
+            ),
         )
 
     def _run(self, args: Any, code: str) -> None:
@@ -326,7 +328,7 @@ class GpuMagics(Magics):
         for ranks in (args.ranks, args.show):
             if ranks is not None:
                 _check_ranks(ranks, workers)
-        self._run_on(group, code, ranks=args.ranks, show=args.show)
+        self._run_on(group, code, ranks=args.ranks, show=args.show, lend=self._lends(quiet=True))
 
     def _worker(self, args: Any, code: str) -> None:
         def ensure() -> tuple[dict[str, Any], bool]:
@@ -389,13 +391,13 @@ class GpuMagics(Magics):
                 print(f"This kernel's own slice is now {held}.")
         return group, made
 
-    def _lends(self) -> bool:
+    def _lends(self, quiet: bool = False) -> bool:
         """Whether this kernel's own slice may serve its group: an ``auto`` one, CUDA untouched."""
         lease = self.hook.file.lease if self.hook is not None else None
         if lease is None or lease.get("request") != "auto" or not lease.get("slices"):
             return False
         user = frameworks.cuda_user()
-        if user:
+        if user and not quiet:
             print(
                 f"This kernel keeps its own slice: {user} already uses CUDA in it. Restart the "
                 "kernel to free it for the group.",
@@ -436,9 +438,10 @@ def _check_ranks(ranks: list[int], workers: int) -> None:
 
 
 def _pickled(values: dict[str, Any]) -> bytes:
+    size = 0
     for name, value in values.items():
         try:
-            size = len(peer_values.dumps(value))
+            size += len(peer_values.dumps(value))
         except Exception as error:
             raise GpuSliceError(
                 f"The variable {name!r} cannot be pickled: {type(error).__name__}: {error}",
@@ -446,10 +449,10 @@ def _pickled(values: dict[str, Any]) -> bytes:
             ) from None
         if size > peer_values.LIMIT:
             raise GpuSliceError(
-                f"The variable {name!r} is too large to push: {size / 2**20:.0f} MiB, at most "
+                f"{' + '.join(values)}: too large to push at once, more than "
                 f"{peer_values.LIMIT // 2**20} MiB.",
                 "too_large",
-                "Save it to a file and load that in a %%gpu run cell.",
+                "Save what is large to a file and load that in a %%gpu run cell.",
             )
     return peer_values.dumps(values)
 

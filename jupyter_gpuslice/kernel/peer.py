@@ -93,6 +93,12 @@ class Peer:
         return handle
 
 
+def _not_here(line: str, cell: str | None = None) -> None:
+    from IPython.core.error import UsageError
+
+    raise UsageError("%gpu works in the notebook; this cell runs on a rank of a peer group.")
+
+
 def install() -> None:
     """Make the kernel that this runs in a peer; its rank stands in the environment."""
     from IPython import get_ipython
@@ -109,6 +115,7 @@ def install() -> None:
         ("probe", "open_store", "meet", "join", "push", "pull", "hold")
     )
     kernel.control_handlers[REQUEST] = peer.handler(("state", "free"))
+    shell.register_magic_function(_not_here, "line_cell", "gpu")
     watch_import(groups)
     watch_torch()
     # A script's sys.exit() is its end, not a way to close a shell.

@@ -106,18 +106,21 @@ class ProcessGroups:
     def leave(self) -> None:
         """Destroy the default process group, if there is one, also one that is broken."""
         c10d = sys.modules.get(_C10D)
-        if c10d is None or not c10d.is_initialized():
+        if c10d is None or not hasattr(c10d, "_world"):
             return
-        try:
-            self.abort()
-            c10d.destroy_process_group()
-        except Exception:
-            # What is broken cannot always be destroyed in order: forget it then.
-            c10d._update_default_pg(None)
-            c10d._world.pg_map.clear()
-            c10d._world.pg_names.clear()
-            c10d._world.pg_group_ranks.clear()
-            c10d._world.group_count = 0
+        if c10d.is_initialized():
+            try:
+                self.abort()
+                c10d.destroy_process_group()
+            except Exception:
+                # What is broken cannot always be destroyed in order: forget it then.
+                c10d._update_default_pg(None)
+        # A making that failed half way has counted already, and ranks that count differently wait
+        # at different places of the store.
+        c10d._world.pg_map.clear()
+        c10d._world.pg_names.clear()
+        c10d._world.pg_group_ranks.clear()
+        c10d._world.group_count = 0
 
     # Asked from any thread
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
 LIMIT = 64 * 2**20
-"""Bytes of one pickled variable."""
+"""Pickled bytes that are moved at once, of all variables together."""
 
 
 class ValueTransferError(Exception):
@@ -41,7 +41,9 @@ def push(namespace: MutableMapping[str, Any], text: str) -> list[str]:
 
 def pull(namespace: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
     """The named variables as base64 pickles."""
-    found = {}
+    found: dict[str, str] = {}
+    names = list(names)
+    size = 0
     for name in names:
         if name not in namespace:
             raise ValueTransferError(f"There is no variable {name!r} on this rank.")
@@ -51,10 +53,12 @@ def pull(namespace: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
             raise ValueTransferError(
                 f"The variable {name!r} cannot be pickled: {type(error).__name__}: {error}"
             ) from None
-        if len(data) > LIMIT:
+        size += len(data)
+        if size > LIMIT:
+            what = f"{name!r} is" if not found else f"{', '.join(names)} together are"
             raise ValueTransferError(
-                f"The variable {name!r} is too large to pull: {len(data) / 2**20:.0f} MiB, "
-                f"at most {LIMIT // 2**20} MiB. Save it to a file on the rank instead."
+                f"{what} too large to pull: more than {LIMIT // 2**20} MiB. "
+                "Save what is large to a file on the rank instead."
             )
         found[name] = base64.b64encode(data).decode("ascii")
     return found

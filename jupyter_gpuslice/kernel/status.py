@@ -55,14 +55,14 @@ opacity:.75}
 
 
 def own_leases(leases: Sequence[Mapping[str, Any]], kernel_id: str) -> list[Mapping[str, Any]]:
-    """This kernel's own leases, those that hold something first."""
+    """This kernel's own leases: those that hold something first, then those asked for by name."""
     mine = [
         lease
         for lease in leases
         if (lease.get("holder") or {}).get("kind") == "kernel"
         and (lease.get("holder") or {}).get("id") == kernel_id
     ]
-    return sorted(mine, key=lambda lease: not lease.get("slices"))
+    return sorted(mine, key=lambda lease: (not lease.get("slices"), lease.get("request") == "auto"))
 
 
 def text(

@@ -241,6 +241,13 @@ class LeaseApi:
         ttl = fields.duration("ttl")
         if request is not None and request.kind == "none":
             raise ApiError(400, "bad_request", "A lease on no GPU is no lease.", "Release it.")
+        if request is not None and lease.holder.kind == "group":
+            raise ApiError(
+                409,
+                "wrong_state",
+                "The slices of a group stay as they are: its ranks have them already.",
+                "`%%gpu train --fresh` makes the group anew with another request.",
+            )
         with _translated():
             if request is not None:
                 lease = runtime.broker.resize(lease.id, request)

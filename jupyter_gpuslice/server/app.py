@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import getpass
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from traitlets.config import Configurable
 
 from ..devices import SimulatedSource
 from ..groups.manager import WITH_NOTEBOOK, GroupManager
+from ..isolation.folder import OwnFolder
 from ..request import GpuRequest, RequestError
 from .address import server_address
 from .api import ApiError, Caller, LeaseApi
@@ -116,11 +116,11 @@ class GpuSliceApp(ExtensionApp):
         self.events = Events(serverapp.event_logger, self.log)
         self.kernels = Kernels(
             self.user,
-            self._folder / "slices",
+            self._folder.path / "slices",
             lambda: server_address(serverapp),
             self._notice,
             self.log,
-            kernel_path=str(self._folder / "path"),
+            kernel_path=str(self._folder.path / "path"),
         )
         self.visitors = Visitors(self.kernels)
         self.kernels.default_request = self.gpuslice.default_request
@@ -270,7 +270,7 @@ class GpuSliceApp(ExtensionApp):
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
 
 
 def ledger_path(setting: str) -> Path:
@@ -278,20 +278,15 @@ def ledger_path(setting: str) -> Path:
     return Path(setting or Path(jupyter_data_dir()) / "gpuslice" / ledger_name()).expanduser()
 
 
-def make_folder() -> Path:
-    """This server's folder for slice files and for the path of IPython kernels (0700)."""
+def make_folder() -> OwnFolder:
+    """This server's folder for slice files and for the path of IPython kernels."""
     root = Path(jupyter_runtime_dir())
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for old in root.glob("gpuslice-*"):
-        pid = old.name.rpartition("-")[2]
-        if pid.isdigit() and (int(pid) == os.getpid() or not Path(f"/proc/{pid}").exists()):
-            shutil.rmtree(old, ignore_errors=True)  # of a server that was killed
-    folder = root / f"gpuslice-{os.getpid()}"
-    (folder / "slices").mkdir(parents=True, mode=0o700)
-    (folder / "path").mkdir(mode=0o700)
-    folder.chmod(0o700)
+    folder = OwnFolder(root, "gpuslice-")
+    (folder.path / "slices").mkdir(mode=0o700)
+    (folder.path / "path").mkdir(mode=0o700)
     package = Path(__file__).resolve().parent.parent / "kernel"
-    (folder / "path" / KERNEL_PACKAGE).symlink_to(package, target_is_directory=True)
+    (folder.path / "path" / KERNEL_PACKAGE).symlink_to(package, target_is_directory=True)
     return folder
 
 

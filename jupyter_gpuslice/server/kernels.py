@@ -230,9 +230,12 @@ class Kernels:
             if self.runtime is not None:
                 for lease in leases_of_kernel(self.runtime.broker.leases(), kernel.id):
                     await self.runtime.end(lease.id, "Its kernel has ended.")
+        except LedgerError as error:
+            # The runtime watches the process too, and tries until it can be written.
+            self._log.error("The lease of kernel %s ends later: %s", kernel.id, error.message)
+        finally:
             if kernel.file is not None:
                 kernel.file.remove()
-        finally:
             del self._endings[kernel.id]
 
     def patience(self, lease: Lease, process: Process) -> float:

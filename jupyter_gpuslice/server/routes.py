@@ -269,7 +269,12 @@ class GroupsHandler(GroupsHandlerBase):
     async def post(self) -> None:
         body = self.body()
         self._making = asyncio.ensure_future(self.groups.create(self.caller, body))
-        self.reply(201, await self._making)
+        try:
+            self.reply(201, await self._making)
+        except asyncio.CancelledError:
+            if not self._making.cancelled():
+                raise
+            # by ourselves, since whoever asked has left: there is nobody to tell
 
     _making: asyncio.Future[Any] | None = None
 
@@ -300,7 +305,20 @@ class GroupActionHandler(GroupsHandlerBase):
     async def post(self, group_id: str, action: str) -> None:
         self.own(group_id)
         act = self.groups.interrupt if action == "interrupt" else self.groups.reset
-        self.reply(200, await act(group_id))
+        self._acting = asyncio.ensure_future(act(group_id))
+        try:
+            self.reply(200, await self._acting)
+        except asyncio.CancelledError:
+            if not self._acting.cancelled():
+                raise
+
+    _acting: asyncio.Future[Any] | None = None
+
+    def on_connection_close(self) -> None:
+        # A reset that nobody waits for any more is stopped; an interrupt goes on.
+        if self._acting is not None and self.path_args[1] != "interrupt":
+            self._acting.cancel()
+        super().on_connection_close()
 
 
 class GroupExecuteHandler(GroupsHandlerBase):

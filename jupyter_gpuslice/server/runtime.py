@@ -18,8 +18,8 @@ from ..broker.lease import Lease
 from ..broker.ledger import Ledger, LedgerError
 from ..devices.device import DeviceSource
 from ..devices.process import Process
+from ..isolation.reaper import reap
 from .measure import Measurement, holders_of, measure
-from .reaper import reap
 from .view import EVERYTHING, Viewer, lease_view, pool_view
 from .watch import ProcessWatch
 from .worker import UnansweredError, Worker

@@ -30,6 +30,8 @@ class Visitors:
         kernel_id = body.get("id")
         if not isinstance(kernel_id, str) or not _ID.fullmatch(kernel_id):
             raise _bad("'id' is the kernel's id: 8 to 64 letters, digits, '-' or '_'.")
+        # One whose process has died is gone, and its id may come again: that is a restart.
+        self._own = {id_ for id_ in self._own if self._kernels.get(id_) is not None}
         if kernel_id in self._own:
             self._check(caller, kernel_id)
         elif self._kernels.get(kernel_id) is not None:

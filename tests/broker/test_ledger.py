@@ -170,6 +170,42 @@ def test_a_failed_write_changes_nothing(path: Path, clock, monkeypatch, opened) 
     assert broker.request(ask("0.5"), kernel(2)).state == "granted"
 
 
+def test_a_device_that_fails_while_nothing_can_be_written_is_lost_at_the_next_word(
+    path: Path, clock, opened
+) -> None:
+    ledger = opened(path)
+    broker = Broker(whole([gpu(0), gpu(1)]), ledger, clock)
+    held = broker.request(ask("1"), kernel(1))
+    (uuid,) = {slice_.device for slice_ in held.slices}
+    ledger._db.execute("PRAGMA query_only = ON")
+    with pytest.raises(LedgerError) as refused:
+        broker.device_lost(uuid, "gone")
+    assert "cannot be written" in refused.value.message
+    assert not broker.lost and broker.get(held.id).holds
+    ledger._db.execute("PRAGMA query_only = OFF")
+    assert [lease.id for lease in broker.device_lost(uuid, "gone")] == [held.id]
+    waits = broker.request(ask("2"), kernel(2))
+    ledger._db.execute("PRAGMA query_only = ON")
+    with pytest.raises(LedgerError):
+        broker.device_back(uuid)
+    assert broker.lost
+    ledger._db.execute("PRAGMA query_only = OFF")
+    broker.device_back(uuid)
+    assert broker.get(waits.id).holds
+
+
+@pytest.mark.parametrize("body", ["{", "{}", "[]", "null", '{"id": 5, "request": "x"}'])
+def test_a_lease_that_cannot_be_read_is_damage_and_told(path: Path, clock, opened, body) -> None:
+    ledger = opened(path)
+    held = Broker(whole([gpu(0)]), ledger, clock).request(ask("1"), kernel(1))
+    ledger._db.execute("UPDATE lease SET body = ? WHERE id = ?", (body, held.id))
+    ledger.close()
+    with pytest.raises(LedgerError) as refused:
+        Broker(whole([gpu(0)]), opened(path), clock)
+    assert refused.value.reason == "ledger_damaged"
+    assert "move the file away" in refused.value.hint
+
+
 def test_spans_tell_what_was_held_waited_and_busy(clock) -> None:
     ledger = Ledger.open(None)
     broker = Broker(whole([gpu(0)]), ledger, clock)

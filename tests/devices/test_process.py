@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from jupyter_gpuslice.devices import Device, Process
-from jupyter_gpuslice.devices.process import parent, runs
+from jupyter_gpuslice.devices.process import parent
 
 SLEEP = [sys.executable, "-c", "import sys; sys.stdin.read()"]
 
@@ -61,13 +61,9 @@ def test_a_device_round_trips_and_keeps_a_reserve():
         Device.from_dict({"uuid": "GPU-1"})
 
 
-def test_a_pid_alone_runs_until_its_process_ends_and_knows_its_parent() -> None:
+def test_a_pid_knows_its_parent_until_its_process_ends() -> None:
     child = subprocess.Popen(["sleep", "600"])
-    assert runs(child.pid)
     assert parent(child.pid) == os.getpid()
     child.kill()
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert not runs(child.pid), "a zombie does not count"
     child.wait()
-    assert not runs(child.pid)
     assert parent(child.pid) == 0

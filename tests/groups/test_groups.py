@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -472,6 +473,13 @@ def test_push_and_pull() -> None:
         large = await server.run(group, "big = b'x' * (70 << 20)", pull=["big"])
         assert "'big'" in large.error["evalue"]
         assert "too large" in large.error["evalue"]
+        many = await server.run(group, "a = b = b'x' * (40 << 20)", pull=["a", "b"])
+        assert "a, b together are too large" in many.error["evalue"]
+        # A large reply comes long after the rank is done with it: no interrupt is made of that.
+        reply = (await server.run(group, "c = b'x' * (30 << 20)", pull=["c"])).well()
+        assert {m["rank"] for m in reply.of("value")} == {0, 1}
+        leaves = base64.b64encode(b"csys\nexit\n(tR.").decode()
+        assert not (await server.run(group, push=leaves)).done["ok"], "an exit moves nothing"
         broken = await server.run(group, push="nonsense")
         assert "unpickled" in broken.error["evalue"]
         assert server.manager.get(group)["state"] == "ready"
@@ -612,6 +620,200 @@ def test_an_interrupt_while_a_slice_is_put_in_place_leaves_nothing_half_done() -
         assert [lease.state for lease in server.broker.leases()] == ["parked"]
         reply = (await server.run(group, visible)).well()
         assert [reply.text(rank) for rank in (0, 1)] == ["True\n", "True\n"]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        # init_process_group of one rank fails half way.
+        "import os, torch.distributed as dist\n"
+        "dist.destroy_process_group()\n"
+        "dist.init_process_group('nccl' if os.environ['RANK'] == '0' else 'gloo')",
+        # The count that is part of the store's keys differs between ranks.
+        "import os, torch.distributed.distributed_c10d as c10d\n"
+        "c10d.destroy_process_group()\n"
+        "c10d._world.group_count += int(os.environ['RANK'])",
+    ],
+)
+def test_a_process_group_that_failed_in_the_making_is_made_by_the_next_cell(spoil: str) -> None:
+    meet = (
+        "import torch, torch.distributed as dist; t = torch.ones(1); dist.all_reduce(t); print(t)"
+    )
+
+    async def scenario(server: Server) -> None:
+        group = await server.group(2)
+        (await server.run(group, "kept = 5", train=True)).well()
+        await server.run(group, spoil, train=True)
+        reply = (await server.run(group, meet + "; print(kept)", train=True)).well()
+        assert [reply.text(rank) for rank in (0, 1)] == ["tensor([2.])\n5\n"] * 2
+        await server.run(group, spoil, train=True)
+        assert (await server.manager.reset(group))["state"] == "ready"
+        (await server.run(group, meet, train=True)).well()
+
+    play(scenario)
+
+
+def test_a_rank_that_dies_while_another_is_started_anew_is_started_too() -> None:
+    die = (
+        "import os, threading\n"
+        "if os.environ['RANK'] == '1': threading.Timer(0.7, lambda: os._exit(9)).start()\n"
+        "else: os._exit(1)"
+    )
+
+    async def scenario(server: Server) -> None:
+        group = await server.group(2)
+        for _ in range(2):
+            await server.run(group, die)
+            reply = (await server.run(group, "print(1)")).well()
+            assert [reply.text(rank) for rank in (0, 1)] == ["1\n", "1\n"]
+        assert server.manager.get(group)["state"] == "ready"
+
+    play(scenario)
+
+
+def test_what_goes_wrong_unexpectedly_is_mended_by_the_next_cell(monkeypatch) -> None:
+    async def scenario(server: Server) -> None:
+        group = await server.group(2)
+
+        async def fails(*args: Any) -> Any:
+            raise RuntimeError("nobody thought of this")
+
+        with monkeypatch.context() as patched:
+            patched.setattr("jupyter_gpuslice.groups.cell._execute", fails)
+            reply = await server.run(group, "1")
+            assert "nobody thought of this" in reply.error["evalue"]
+        (await server.run(group, "1")).well()
+        with pytest.raises(Refused, match="lone surrogate"):
+            server.manager.execute(group, {"code": "'\ud800'"})
+
+    play(scenario)
+
+
+def test_a_group_whose_ranks_all_died_has_its_slices_back_from_its_notebook() -> None:
+    async def scenario(server: Server) -> None:
+        notebook = await server.notebook()
+        group = await server.group(2, "1", kernel=notebook, lend=True)
+        reply = await server.run(group, "import os; os._exit(3)", lend=True)
+        assert "started anew" in reply.of("notice")[0]["text"]
+        (await server.run(group, "print(1)", lend=True)).well()
+        states = {lease.holder.kind: lease.state for lease in server.broker.leases()}
+        assert states == {"kernel": "queued", "group": "active"}
+
+    play(scenario, simulate="a100-80gb:2")
+
+
+@pytest.mark.parametrize("action", ["train", "reset"])
+def test_a_stopped_rank_holds_up_nothing_that_is_interrupted(action: str) -> None:
+    async def scenario(server: Server) -> None:
+        group = await server.group(2)
+        (await server.run(group, "kept = os = 1", train=True)).well()
+        os.kill(server.pids(group)[1], signal.SIGSTOP)
+        work: Any
+        if action == "train":
+            cell = server.start(group, "1", train=True)
+            work = cell._task
+        else:
+            work = asyncio.ensure_future(server.manager.reset(group))
+        await asyncio.sleep(1)
+        assert not work.done()
+        await asyncio.wait_for(server.manager.interrupt(group), 30)
+        await asyncio.wait({work}, timeout=30)
+        assert work.done()
+        reply = (await server.run(group, "print('kept' in dir())", train=True)).well()
+        assert reply.text(0) == "True\n", "the other rank keeps its variables"
+
+    play(scenario)
+
+
+def test_a_reset_whose_asker_has_left_ends() -> None:
+    async def scenario(server: Server) -> None:
+        group = await server.group(2)
+        (await server.run(group, "1", train=True)).well()
+        os.kill(server.pids(group)[1], signal.SIGSTOP)
+        reset = asyncio.ensure_future(server.manager.reset(group))
+        await asyncio.sleep(1)
+        reset.cancel()
+        (await asyncio.wait_for(server.run(group, "print(1)"), 60)).well()
+
+    play(scenario)
+
+
+def test_a_rank_that_stays_busy_after_its_cell_can_be_interrupted() -> None:
+    busy = "import asyncio, time\nasyncio.get_running_loop().call_soon(time.sleep, 600)"
+
+    async def scenario(server: Server) -> None:
+        group = await server.group(1, "0.5", hold="cell")
+        cell = server.start(group, busy)
+        await asyncio.sleep(2)
+        await asyncio.wait_for(server.manager.interrupt(group), 30)
+        await cell.end()
+        (await asyncio.wait_for(server.run(group, "1"), 60)).well()
+        (lease,) = server.broker.leases()
+        assert lease.state == "parked"
+
+    play(scenario)
+
+
+def test_a_group_of_the_same_notebook_waits_for_the_one_that_is_being_ended() -> None:
+    async def scenario(server: Server) -> None:
+        notebook = await server.notebook()
+        server.broker.release(server.broker.leases()[0].id)
+        making = asyncio.ensure_future(server.group(2, "1", kernel=notebook))
+        await asyncio.sleep(0.3)
+        making.cancel()
+        await asyncio.wait({making})
+        group = await server.group(2, "1", kernel=notebook)
+        (await server.run(group, "1")).well()
+
+    play(scenario, simulate="a100-80gb:2")
+
+
+def test_children_of_a_group_without_a_gpu_go_with_it_as_well() -> None:
+    code = (
+        "import subprocess\n"
+        "child = subprocess.Popen(['sleep', '8888'], start_new_session=True)\nprint(child.pid)"
+    )
+
+    async def scenario(server: Server) -> None:
+        group = await server.group(1)
+        pid = int((await server.run(group, code)).well().text(0))
+        assert alive(pid)
+        await server.manager.stop(group)
+        await until(lambda: not alive(pid), "the child outlived its group", 10)
+
+    play(scenario)
+
+
+def test_what_threads_print_between_cells_is_shown_with_the_next() -> None:
+    code = "import threading\nthreading.Timer(0.5, print, ['late']).start()\nprint('now')"
+
+    async def scenario(server: Server) -> None:
+        group = await server.group(1)
+        assert (await server.run(group, code)).well().text(0) == "now\n"
+        await asyncio.sleep(1.5)
+        assert (await server.run(group, "print('next')")).well().text(0) == "late\nnext\n"
+        reply = await server.run(group, "%gpu")
+        assert reply.done["ok"] is True or "works in the notebook" in str(reply.messages)
+
+    play(scenario)
+
+
+def test_a_ledger_that_fails_costs_no_cell(monkeypatch) -> None:
+    async def scenario(server: Server) -> None:
+        group = await server.group(1, "0.5", hold="cell")
+        database = server.runtime.ledger._db
+        cell = server.start(group, "import time; time.sleep(1); print('ran')")
+        await cell.printed("", 1)
+        await asyncio.sleep(0.5)
+        database.execute("PRAGMA query_only = ON")
+        await cell.end()
+        assert cell.well().text(0) == "ran\n"
+        assert "could not be given back" in cell.of("notice")[0]["text"]
+        database.execute("PRAGMA query_only = OFF")
+        (await server.run(group, "1")).well()
+        assert [lease.state for lease in server.broker.leases()] == ["parked"]
 
     play(scenario)
 

@@ -162,6 +162,7 @@ def test_pieces_of_one_rank_become_one_message_in_order() -> None:
 
 def test_a_reader_that_does_not_keep_up_is_told(monkeypatch) -> None:
     monkeypatch.setattr(stream, "MOST_TEXT", 10)
+    monkeypatch.setattr(stream, "MOST_END", 4)
     monkeypatch.setattr(stream, "MOST_MESSAGES", 3)
     outbox = Outbox()
     outbox.put(say(0, "12345678"))
@@ -174,10 +175,27 @@ def test_a_reader_that_does_not_keep_up_is_told(monkeypatch) -> None:
     outbox.close()
     messages = gather(outbox)
     texts = [(m.get("rank"), m["text"]) for m in messages if m["type"] == "stream"]
-    assert texts[:2] == [(0, "12345678"), (1, "fine")]
-    assert "9 characters left out" in texts[2][1]
-    assert texts[3][0] == 1
+    # What fits is shown, and so is the end.
+    assert texts[:2] == [(0, "12345678to"), (1, "fine")]
+    assert [text for _, text in texts[2:]][-1] == "muchx"[-4:]
     assert messages[-1]["type"] == "done"
+
+
+def test_of_a_flood_the_beginning_and_the_end_are_shown(monkeypatch) -> None:
+    monkeypatch.setattr(stream, "MOST_TEXT", 1000)
+    monkeypatch.setattr(stream, "MOST_END", 100)
+    outbox = Outbox()
+    outbox.put(say(0, "BEGIN" + "x" * 5000 + "FINAL"))
+    outbox.put({"type": "display", "rank": 1, "data": {"text/html": "y" * 2000}})
+    outbox.put({"type": "done", "ok": True})
+    outbox.close()
+    messages = gather(outbox)
+    text = "".join(m["text"] for m in messages if m.get("rank") == 0)
+    assert text.startswith("BEGINx") and text.endswith("xFINAL")
+    assert f"[{5010 - 1000 - 100} characters left out" in text
+    assert len(text) < 1300
+    (note,) = [m for m in messages if m.get("rank") == 1]
+    assert "2000 characters left out" in note["text"], "what is shown counts as well"
 
 
 def test_what_is_not_for_people_is_left_out() -> None:
@@ -351,15 +369,14 @@ def test_only_connections_to_other_ranks_are_shut_down() -> None:
 def test_folders_of_dead_servers_go_away(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(members, "MOST_BASE", 1000)
     monkeypatch.setattr(members.tempfile, "gettempdir", lambda: str(tmp_path))
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    child.wait()
-    dead = tmp_path / f"gpuslice-peers-{child.pid}-x"
-    other = tmp_path / f"gpuslice-peers-{os.getppid()}-y"
-    for folder in (dead, other):
-        folder.mkdir()
+    first, second = members._private_folder(), members._private_folder()
+    assert sorted(tmp_path.iterdir()) == sorted([first.path, second.path]), "both live"
+    first._lock.close()  # as when its process ends
     mine = members._private_folder()
-    assert mine.stat().st_mode & 0o777 == 0o700
-    assert sorted(tmp_path.iterdir()) == sorted([mine, other])
+    assert mine.path.stat().st_mode & 0o777 == 0o700
+    assert sorted(tmp_path.iterdir()) == sorted([second.path, mine.path])
+    for folder in (second, mine):
+        folder.close()
 
 
 def test_values_name_what_cannot_be_moved() -> None:

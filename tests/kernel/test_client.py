@@ -158,6 +158,27 @@ def test_a_stream_gives_messages_as_they_come_whatever_the_chunks(little: Any, c
     assert len(little.connections) == 1, "the stream's connection serves again"
 
 
+def test_a_long_line_is_read_once_and_not_again_for_each_piece(little: Any, client: Any) -> None:
+    """A line of 64 MiB in pieces: read in seconds, where joining at each piece takes minutes."""
+    piece = b"x" * (1 << 16)
+
+    def lines(handler: Any) -> None:
+        handler.start_lines()
+        handler.raw(b'{"n": 1}\n{"value": "')
+        for _ in range(1024):
+            handler.raw(piece)
+        handler.raw(b'"}\n{"n": 2}\n')
+        handler.end_lines()
+
+    little.on("GET", "pool", lines)
+    with client.stream("GET", "pool") as stream:
+        began = time.monotonic()
+        first, value, last = stream
+        assert (first, last) == ({"n": 1}, {"n": 2})
+        assert len(value["value"]) == 64 << 20
+        assert time.monotonic() - began < 20
+
+
 def test_a_stream_that_breaks_off_says_so(little: Any, client: Any) -> None:
     def lines(handler: Any) -> None:
         handler.start_lines()

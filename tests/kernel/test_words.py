@@ -87,6 +87,17 @@ def test_nothing_is_shown_that_is_not_known() -> None:
     assert "lost" in html
 
 
+def test_of_a_kernels_leases_the_one_that_was_asked_for_counts() -> None:
+    def lease(request: str, held: bool) -> dict[str, Any]:
+        holder = {"kind": "kernel", "id": "k"}
+        return {"request": request, "holder": holder, "slices": [{}] if held else []}
+
+    found = status.own_leases([lease("auto", False), lease("2", False)], "k")
+    assert [each["request"] for each in found] == ["2", "auto"]
+    found = status.own_leases([lease("2", False), lease("auto", True)], "k")
+    assert [each["request"] for each in found] == ["auto", "2"]
+
+
 def test_devices_of_one_name_are_told_apart() -> None:
     """Also in HTML, where a table of one row each is all that a reader has."""
     uuids = ["GPU-sim-1a2b3c4d-0000", "GPU-sim-99999999-0000", "GPU-5e6f7a8b-0000"]

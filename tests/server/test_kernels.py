@@ -75,7 +75,7 @@ async def test_kill_9_frees_the_slice_within_the_promise(server):
     await until(lambda: not server.broker.get(lease.id).live, "the lease ends", 5)
     assert time.monotonic() - began < 5
     assert server.app.kernels.get(kernel) is None
-    slices = server.app._folder / "slices"
+    slices = server.app._folder.path / "slices"
     await until(lambda: not list(slices.glob(f"{kernel}*")), "its slice file goes too")
 
 
@@ -327,7 +327,7 @@ async def test_a_request_that_cannot_be_met_costs_the_kernel_its_device_and_noth
     (notice,) = [data for name, data in server.events if name == "notice"]
     assert notice["kernel"] == kernel
     assert "without a GPU" in notice["message"]
-    content = json.loads((server.app._folder / "slices" / f"{kernel}.json").read_text())
+    content = json.loads((server.app._folder.path / "slices" / f"{kernel}.json").read_text())
     assert content["lease"] is None
     assert content["message"] == notice["message"]
 

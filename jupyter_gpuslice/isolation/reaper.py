@@ -10,13 +10,16 @@ import json
 import os
 import signal
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..broker.lease import Lease
 from ..devices.process import Process, parent
+
+Belongs = Callable[[dict[bytes, bytes]], bool]
+"""Whether a process is meant, by its environment."""
 
 _OURS = (b"JUPYTER_GPUSLICE_", b"JUPYTERHUB_USER", b"JUPYTERHUB_SERVER_NAME")
 TERM_GRACE = 0.8
@@ -30,13 +33,17 @@ def leftovers(lease: Lease, keep: Collection[Process] = ()) -> list[Process]:
 
     Only those that we may signal, never this process nor one in ``keep``.
     """
+    return _marked(lambda environ: _belongs(environ, lease), keep)
+
+
+def _marked(belongs: Belongs, keep: Collection[Process]) -> list[Process]:
     kept = {process.pid for process in keep} | {os.getpid(), 1}
     found = []
     for pid in _pids():
         if pid in kept:
             continue
         environ = _environ(pid)
-        if environ is not None and _belongs(environ, lease):
+        if environ is not None and belongs(environ):
             try:
                 found.append(Process.of(pid))
             except ProcessLookupError:
@@ -49,9 +56,18 @@ def reap(lease: Lease, keep: Collection[Process] = ()) -> list[Process]:
 
     Returns those that are still there: a process in an uninterruptible sleep cannot be ended.
     """
+    return _reap(lambda environ: _belongs(environ, lease), keep)
+
+
+def reap_group(group_id: str) -> list[Process]:
+    """The same for what the ranks of a group without a lease left."""
+    return _reap(lambda environ: environ.get(b"JUPYTER_GPUSLICE_GROUP") == group_id.encode(), ())
+
+
+def _reap(belongs: Belongs, keep: Collection[Process]) -> list[Process]:
     for attempt, grace in ((signal.SIGTERM, TERM_GRACE), (signal.SIGKILL, KILL_GRACE)):
         # Looked up anew before each signal: a dying process may have started others.
-        rest = leftovers(lease, keep)
+        rest = _marked(belongs, keep)
         if not rest:
             return []
         for process in rest:
@@ -59,7 +75,7 @@ def reap(lease: Lease, keep: Collection[Process] = ()) -> list[Process]:
         deadline = time.monotonic() + grace
         while time.monotonic() < deadline and any(process.alive() for process in rest):
             time.sleep(0.02)
-    return [process for process in leftovers(lease, keep) if process.alive()]
+    return [process for process in _marked(belongs, keep) if process.alive()]
 
 
 @dataclass(frozen=True)
