@@ -156,11 +156,39 @@ export function isNone(request: string): boolean {
   return /^(0|none)$/i.test(request.trim());
 }
 
-/** A device's name, with a word where it is not real. */
-export function deviceName(device: IDevice, trans: Trans): string {
-  return device.kind === 'simulated' && !/simulated/i.test(device.name)
-    ? trans.__('%1 (simulated)', device.name)
-    : device.name;
+/**
+ * A device's name, with a word where it is not real, and with the beginning of
+ * its UUID where others of the pool have the same name.
+ */
+export function deviceName(
+  device: IDevice,
+  devices: readonly IDevice[],
+  trans: Trans
+): string {
+  const name =
+    device.kind === 'simulated' && !/simulated/i.test(device.name)
+      ? trans.__('%1 (simulated)', device.name)
+      : device.name;
+  const alone = devices.filter(other => other.name === device.name).length < 2;
+  return alone ? name : `${name} ${beginning(device.uuid)}`;
+}
+
+/** The first eight digits of a UUID. */
+function beginning(uuid: string): string {
+  return /[0-9a-f]{8}(?=-|$)/.exec(uuid)?.[0] ?? uuid;
+}
+
+/** What of a device is never granted, in a sentence; empty if there is none. */
+export function reserve(device: IDevice, trans: Trans): string {
+  const total = device.total_mib ?? 0;
+  // Of a part of a device the rest is others', not the reserve.
+  return device.compute_percent === 100 && total > device.memory_mib
+    ? trans.__(
+        "%1 of its %2 are kept for CUDA's own use.",
+        memory(total - device.memory_mib, trans),
+        memory(total, trans)
+      )
+    : '';
 }
 
 /**
@@ -190,7 +218,7 @@ export function where(
   const counts = new Map<string, number>();
   for (const slice of lease.slices) {
     const device = devices.find(other => other.uuid === slice.device);
-    const name = device ? deviceName(device, trans) : slice.device;
+    const name = device ? deviceName(device, devices, trans) : slice.device;
     counts.set(name, (counts.get(name) ?? 0) + 1);
   }
   return [...counts]

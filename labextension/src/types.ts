@@ -65,6 +65,8 @@ export interface IDevice {
   used_mib: number | null;
   utilization_percent: number | null;
   health: string;
+  /** What the device has in all, what is never granted included. */
+  total_mib?: number;
   /** The MIG profile, of MIG devices. */
   profile?: string | null;
   /** The ids of the leases on this device, as far as the caller may see. */
@@ -108,6 +110,8 @@ export interface IPool {
   uses?: Record<string, IUse>;
   user?: string | null;
   admin?: boolean;
+  /** The path of the hub's page of all GPUs, where this pool is a session of its. */
+  hub?: string | null;
 }
 
 export interface IRank {

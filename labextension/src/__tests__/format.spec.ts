@@ -4,6 +4,7 @@ import { choices } from '../choices';
 import {
   brief,
   deviceName,
+  reserve,
   held,
   isNone,
   isolation,
@@ -97,14 +98,38 @@ describe('leases', () => {
 
   it('names devices, and says of simulated ones that they are', () => {
     const fake = device({ kind: 'simulated' });
-    expect(deviceName(fake, trans)).toBe('NVIDIA A100 80GB (simulated)');
+    expect(deviceName(fake, [fake], trans)).toBe(
+      'NVIDIA A100 80GB (simulated)'
+    );
     const said = device({ kind: 'simulated', name: 'Simulated A100' });
-    expect(deviceName(said, trans)).toBe('Simulated A100');
+    expect(deviceName(said, [said, fake], trans)).toBe('Simulated A100');
     const [slice] = lease().slices;
     const two = lease({ slices: [slice, { ...slice, device: 'GPU-2' }] });
-    const devices = [device(), device({ uuid: 'GPU-2' })];
-    expect(where(two, devices, trans)).toBe('2 × NVIDIA A100 80GB');
+    const devices = [device(), device({ uuid: 'GPU-2', name: 'H100' })];
+    expect(where(two, devices, trans)).toBe('NVIDIA A100 80GB, H100');
     expect(where(lease(), [], trans)).toBe('GPU-1');
+  });
+
+  it('tells devices of one name apart, wherever they are named', () => {
+    const uuids = ['GPU-1a2b3c4d-0000', 'GPU-sim-99999999-0000'];
+    const devices = uuids.map(uuid => device({ uuid }));
+    const names = devices.map(each => deviceName(each, devices, trans));
+    expect(names).toEqual([
+      'NVIDIA A100 80GB 1a2b3c4d',
+      'NVIDIA A100 80GB 99999999'
+    ]);
+    const [slice] = lease().slices;
+    const slices = uuids.map(uuid => ({ ...slice, device: uuid }));
+    expect(where(lease({ slices }), devices, trans)).toBe(names.join(', '));
+  });
+
+  it('says what of a device is kept, and only of whole ones', () => {
+    const total = { total_mib: 81 * 1024 };
+    expect(reserve(device(total), trans)).toBe(
+      "1 GiB of its 81 GiB are kept for CUDA's own use."
+    );
+    expect(reserve(device({ ...total, compute_percent: 50 }), trans)).toBe('');
+    expect(reserve(device(), trans)).toBe('');
   });
 
   it('has words for every isolation level, and none made up', () => {

@@ -62,7 +62,7 @@ describe('session', () => {
       .getAllByRole('row')
       .map(row => row.textContent);
     expect(rows.slice(1)).toEqual([
-      'Entitled80 GiB1 GPU',
+      'Entitled 1 GPU80 GiB100%',
       'Held20 GiB25%',
       'Used2 GiB10%'
     ]);
@@ -106,7 +106,7 @@ describe('session', () => {
     await show();
     expect(screen.getByRole('alert').textContent).toContain('Ask for 1.');
     api.failure = null;
-    fireEvent.click(button('Read the GPUs anew'));
+    fireEvent.click(button(/^Try again/));
     await screen.findByRole('region', { name: 'My session' });
   });
 
@@ -273,7 +273,66 @@ describe('groups', () => {
   });
 });
 
+/** WCAG 2.5.3: what is said of a control contains what it shows. */
+function nameless(): string[] {
+  const plain = (text: string) =>
+    text.replace(/[…×]/g, '').trim().toLowerCase();
+  return [...document.querySelectorAll('[aria-label]')]
+    .filter(element => element.matches('button, a, input'))
+    .filter(element => {
+      const label = plain(element.getAttribute('aria-label') ?? '');
+      return !label.includes(plain(element.textContent ?? ''));
+    })
+    .map(element => element.outerHTML);
+}
+
+describe('controls', () => {
+  it('are called by what they show', async () => {
+    api.theLeases = [
+      lease({ needs_restart: true }),
+      queued({ holder: { kind: 'kernel', id: 'k2', user: 'ada', name: 'x' } })
+    ];
+    api.theGroups = [group()];
+    await show();
+    expect(nameless()).toEqual([]);
+    fireEvent.click(button(/^Change the request/));
+    expect(nameless()).toEqual([]);
+    render(<StatusItem model={model} trans={trans} onClick={() => {}} />);
+    expect(nameless()).toEqual([]);
+  });
+
+  it('open the request ready to be written over', async () => {
+    api.theLeases = [lease()];
+    await show();
+    fireEvent.click(button(/^Resize the slice/));
+    const field = screen.getByRole<HTMLInputElement>('textbox');
+    expect(document.activeElement).toBe(field);
+    expect(field.value.slice(field.selectionStart!, field.selectionEnd!)).toBe(
+      '0.25'
+    );
+  });
+});
+
 describe('pool and queue', () => {
+  it("says that they are the session's own, and where the hub's are", async () => {
+    api.thePool = pool({ hub: '/services/gpuslice/' });
+    await show();
+    const link = within(section('Pool of this session')).getByRole('link');
+    expect(link.getAttribute('href')).toBe('/services/gpuslice/');
+    expect(section('Queue of this session').textContent).toContain(
+      'No kernel waits.'
+    );
+  });
+
+  it('says what use beyond the slice means', async () => {
+    const used = { memory_mib: 21 * 1024, utilization_percent: 0 };
+    api.theLeases = [lease({ used })];
+    await show();
+    expect(section('My kernels').textContent).toContain(
+      'more device memory than its slice'
+    );
+  });
+
   it('names own holders, and no strangers', async () => {
     api.theLeases = [lease()];
     api.thePool = pool({

@@ -78,14 +78,17 @@ function GroupItem(props: {
       </div>
       <div className="jp-gpuslice-slice">
         <strong>
-          {trans.__('%1 × %2', String(group.workers), group.request)}
+          {trans._n(
+            '%1 worker of %2',
+            '%1 workers of %2',
+            group.workers,
+            group.request
+          )}
         </strong>
-        <span>
-          {' '}
-          {notebook
-            ? trans.__('%1, for %2', group.backend, notebook.name)
-            : group.backend}
-        </span>
+        {group.backend === 'auto' ? null : (
+          <span> {trans.__('over %1', group.backend)}</span>
+        )}
+        {notebook ? <span> {trans.__('for %1', notebook.name)}</span> : null}
       </div>
       <ul className="jp-gpuslice-ranks" aria-label={trans.__('Ranks')}>
         {group.ranks.map(rank => (

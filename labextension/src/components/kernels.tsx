@@ -162,7 +162,11 @@ function KernelItem(props: {
           {lease ? (
             <>
               <ActionButton
-                label={trans.__('Resize the slice of %1', kernel.name)}
+                label={
+                  changeable[0].state === 'queued'
+                    ? trans.__('Change the request of %1', kernel.name)
+                    : trans.__('Resize the slice of %1', kernel.name)
+                }
                 expanded={false}
                 disabled={action.busy}
                 onClick={() => setAsking(true)}
@@ -264,6 +268,14 @@ function LeaseBody(props: {
           />
         </div>
       )}
+      {lease.state !== 'queued' &&
+      (lease.used?.memory_mib ?? 0) > has.memory_mib ? (
+        <div className="jp-gpuslice-over" role="note">
+          {trans.__(
+            'It uses more device memory than its slice. Release what it does not need, or resize the slice.'
+          )}
+        </div>
+      ) : null}
       {lease.detail ? (
         <div className="jp-gpuslice-detail">{lease.detail}</div>
       ) : null}

@@ -1,5 +1,5 @@
 import type { Trans } from '../format';
-import { deviceName, memory, percent, place, wait } from '../format';
+import { deviceName, memory, percent, place, reserve, wait } from '../format';
 import { queueRows } from '../rows';
 import type { IGpuState } from '../tokens';
 import type { IDevice, IPool } from '../types';
@@ -13,13 +13,25 @@ export function PoolSection(props: {
 }): JSX.Element {
   const { pool, state, trans } = props;
   return (
-    <Section name="pool" title={trans.__('Pool')} count={pool.devices.length}>
+    <Section
+      name="pool"
+      title={pool.hub ? trans.__('Pool of this session') : trans.__('Pool')}
+      count={pool.devices.length}
+    >
+      {pool.hub ? (
+        <div className="jp-gpuslice-detail">
+          <a href={pool.hub} target="_blank" rel="noreferrer">
+            {trans.__('All GPUs of the hub, and its queue')}
+          </a>
+        </div>
+      ) : null}
       {pool.devices.length ? (
         <ul className="jp-gpuslice-list">
           {pool.devices.map(device => (
             <DeviceItem
               key={device.uuid}
               device={device}
+              devices={pool.devices}
               state={state}
               trans={trans}
             />
@@ -36,10 +48,11 @@ export function PoolSection(props: {
 
 function DeviceItem(props: {
   device: IDevice;
+  devices: readonly IDevice[];
   state: IGpuState;
   trans: Trans;
 }): JSX.Element {
-  const { device, state, trans } = props;
+  const { device, devices, state, trans } = props;
   const taken = device.memory_mib - device.free_mib;
   const takenPercent = device.compute_percent - device.free_percent;
   const healthy = device.health === 'ok';
@@ -50,8 +63,11 @@ function DeviceItem(props: {
       data-health={device.health}
     >
       <div className="jp-gpuslice-item-head">
-        <span className="jp-gpuslice-name" title={device.uuid}>
-          {deviceName(device, trans)}
+        <span
+          className="jp-gpuslice-name"
+          title={[device.uuid, reserve(device, trans)].join('\n').trim()}
+        >
+          {deviceName(device, devices, trans)}
         </span>
         {healthy ? null : (
           <Chip state={device.health}>{health(device.health, trans)}</Chip>
@@ -139,8 +155,13 @@ export function QueueSection(props: {
 }): JSX.Element {
   const { state, trans } = props;
   const rows = queueRows(state);
+  const hub = state.pool?.hub;
   return (
-    <Section name="queue" title={trans.__('Queue')} count={rows.length}>
+    <Section
+      name="queue"
+      title={hub ? trans.__('Queue of this session') : trans.__('Queue')}
+      count={rows.length}
+    >
       {rows.length ? (
         <ol className="jp-gpuslice-list">
           {rows.map(row => (
@@ -171,7 +192,9 @@ export function QueueSection(props: {
           ))}
         </ol>
       ) : (
-        <div className="jp-gpuslice-empty">{trans.__('Nobody waits.')}</div>
+        <div className="jp-gpuslice-empty">
+          {hub ? trans.__('No kernel waits.') : trans.__('Nobody waits.')}
+        </div>
       )}
     </Section>
   );

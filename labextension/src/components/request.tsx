@@ -152,6 +152,8 @@ export function RequestField(props: {
           disabled={props.disabled}
           placeholder={trans.__('0.25, 10GiB, 10GiB/50%, 2, 1g.10gb')}
           aria-describedby={`${id}-verdict`}
+          // What stands there is what is to be changed.
+          onFocus={event => event.currentTarget.select()}
           onChange={event => onChange(event.currentTarget.value)}
         />
       </label>

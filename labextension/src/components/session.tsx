@@ -18,6 +18,10 @@ export function SessionSection(props: {
   const { entitled, held, used } = pool.session ?? UNKNOWN;
   const level = isolation(pool.isolation, trans);
   const devices = pool.devices.length;
+  const compute = pool.devices.reduce(
+    (sum, device) => sum + device.compute_percent,
+    0
+  );
   return (
     <Section name="session" title={trans.__('My session')}>
       {devices ? (
@@ -31,19 +35,21 @@ export function SessionSection(props: {
               <tr>
                 <td />
                 <th scope="col">{trans.__('Memory')}</th>
-                <th scope="col">{trans.__('Compute')}</th>
+                <th scope="col" title={trans.__('100% is one whole GPU.')}>
+                  {trans.__('Compute')}
+                </th>
               </tr>
             </thead>
             <tbody>
               <tr title={trans.__('What this session may hold')}>
-                <th scope="row">{trans.__('Entitled')}</th>
+                <th scope="row">
+                  {trans.__('Entitled')}
+                  {entitled.text ? (
+                    <span className="jp-gpuslice-soft"> {entitled.text}</span>
+                  ) : null}
+                </th>
                 <td>{memory(entitled.memory_mib, trans)}</td>
-                <td>
-                  {entitled.text ||
-                    (entitled.devices === null
-                      ? trans.__('unknown')
-                      : trans._n('%1 device', '%1 devices', entitled.devices))}
-                </td>
+                <td>{percent(compute, trans)}</td>
               </tr>
               <tr title={trans.__('What the leases of this session hold')}>
                 <th scope="row">{trans.__('Held')}</th>

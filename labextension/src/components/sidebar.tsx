@@ -23,7 +23,7 @@ export function Sidebar(props: {
         <div className="jp-gpuslice-banner">
           <Problem problem={problem} trans={trans} />
           <ActionButton
-            label={trans.__('Read the GPUs anew')}
+            label={trans.__('Try again to read the GPUs')}
             onClick={() => void model.refresh()}
           >
             {trans.__('Try again')}

@@ -59,7 +59,7 @@ export function StatusItem(props: {
       title={title}
       aria-label={trans.__(
         '%1. Show the GPU panel',
-        parts.map(part => part.text).join(', ')
+        parts.map(part => part.text).join(' · ')
       )}
       onClick={onClick}
     >
