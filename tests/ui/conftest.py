@@ -80,16 +80,16 @@ def page(browser: Browser, hub: DemoHub, request: pytest.FixtureRequest) -> Iter
     page.on("pageerror", lambda error: errors.append(f"{error.message}\n{error.stack}"))
     yield page
     if request.node.stash.get(FAILED, False):
-        page.screenshot(path=pictures() / f"failed-{request.node.name}.png")
+        page.screenshot(path=pictures(documented=False) / f"failed-{request.node.name}.png")
         print(f"The page stood at {page.url}. The end of the hub's log:\n{hub.log_tail(60)}")
     context.close()
     ours = [error for error in errors if "gpuslice" in error]
     assert not ours, "\n".join(ours)
 
 
-def pictures() -> Path:
-    """Where pictures go."""
-    asked = os.environ.get("GPUSLICE_SCREENSHOTS")
+def pictures(documented: bool = True) -> Path:
+    """Where pictures go: those of the documentation, and those to look at only."""
+    asked = os.environ.get("GPUSLICE_SCREENSHOTS") if documented else ""
     folder = Path(asked) if asked else Path(__file__).parents[2] / "build" / "screenshots"
     folder.mkdir(parents=True, exist_ok=True)
     return folder

@@ -72,13 +72,13 @@ def test_the_page_has_the_hub_s_bar_theme_and_all_leases_for_an_admin(
             overflow = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
             assert overflow <= 0, f"the page is {overflow} px too wide for {width} px"
             page.wait_for_timeout(500)  # the hub's look fades from one theme to the other
-            page.screenshot(path=pictures() / f"service-{chosen}-{width}.png")
+            page.screenshot(path=pictures(documented=False) / f"service-{chosen}-{width}.png")
         page.set_viewport_size({"width": 1280, "height": 800})
         page.get_by_role("button", name="Toggle dark mode").click()
     page.get_by_role("button", name="Toggle dark mode").click()
 
     page.goto(f"{hub.url}services/gpuslice/nowhere")
-    page.screenshot(path=pictures() / "service-not-found.png")
+    page.screenshot(path=pictures(documented=False) / "service-not-found.png")
     page.get_by_role("link", name="GPUs of this machine").click()
     expect(main).to_contain_text("Simulated A100-80GB")
 

@@ -56,7 +56,10 @@ def test_a_refusal_keeps_what_was_written_and_counts_change_beside_it(
         for theme in ("light", "dark"):
             page.evaluate(f"document.documentElement.dataset.bsTheme = '{theme}'")
             no_wider_than_the_window(page)
-            page.screenshot(path=pictures() / f"spawn-refused-{theme}-{width}.png", full_page=True)
+            page.screenshot(
+                path=pictures(documented=False) / f"spawn-refused-{theme}-{width}.png",
+                full_page=True,
+            )
 
     # Somebody takes both devices: the page says so, and nothing else on it moves.
     whole = page.locator("[id='gpuslice-whole-2-status']")
