@@ -42,7 +42,7 @@ demo: $(VENV)/.stamp-labextension
 	$(BIN)/jupyter-gpuslice demo $(if $(CHECK),--check)
 
 .PHONY: test
-test: lint $(VENV)/.stamp-chromium
+test: lint $(VENV)/.stamp-chromium $(VENV)/.stamp-containers
 	$(BIN)/coverage erase
 	$(BIN)/python -m pytest --cov --cov-report=term $(PYTEST_ARGS)
 
@@ -126,5 +126,16 @@ $(VENV)/.stamp-chromium: $(VENV)/.stamp-venv
 	else \
 		echo "The browser tests need Chromium. On Debian and Ubuntu, as root: apt-get install chromium;" \
 			"or name one: GPUSLICE_TEST_CHROMIUM=/path/to/chromium make test" >&2; exit 1; \
+	fi
+	@touch $@
+
+# Tests in containers need podman and root; without them they are skipped, and say so.
+$(VENV)/.stamp-containers: $(VENV)/.stamp-venv
+	@if command -v podman >/dev/null && command -v runc >/dev/null && command -v debootstrap >/dev/null; \
+		then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -q && apt-get install -y -q --no-install-recommends podman runc debootstrap; \
+	else \
+		echo "Tests in containers will be skipped: they need root, podman, runc and debootstrap."; \
 	fi
 	@touch $@
