@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 from collections.abc import Callable
 from hmac import compare_digest
 from typing import Any
@@ -104,6 +105,19 @@ class Handler(HubOAuthenticated, RequestHandler):
         auth = self.hub_auth
         return Frame(f"{auth.hub_host}{auth.hub_prefix}", auth.base_url, caller.user, caller.admin)
 
+    def left(self) -> bool:
+        """Whether the caller has closed its connection already."""
+        connection = self.request.connection
+        sock = getattr(getattr(connection, "stream", None), "socket", None)
+        if sock is None:
+            return True
+        try:
+            return bool(sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b"")
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def answer(self, body: Any, status: int = 200) -> None:
         self.set_status(status)
         self.set_header("Content-Type", "application/json")
@@ -126,6 +140,10 @@ class Leases(Handler):
         self.answer({"leases": self.node.leases(self.caller)})
 
     def post(self) -> None:
+        if self.left():
+            # It waited for us too long and asks, or has asked, anew: nobody would hear of this
+            # lease, and it might take the place of the one that counts.
+            raise ApiError(409, "gone", "Whoever asked has left.")
         status, lease = self.node.create(self.caller, self.body())
         self.answer(lease, status)
 

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
+from weakref import WeakKeyDictionary
 
-from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
+from tornado.httpclient import HTTPClientError, HTTPRequest
+from tornado.simple_httpclient import SimpleAsyncHTTPClient
 
 from ..devices.process import Process
 from .availability import Availability
@@ -22,6 +24,8 @@ _secret = ""
 
 CALL_SECONDS = 10.0
 RETRY_SECONDS = 0.25
+MOST_CALLS = 1000
+"""At once: one for each server that starts or waits."""
 
 
 def hub_secret() -> str:
@@ -85,7 +89,7 @@ class Link:
             follow_redirects=False,
         )
         try:
-            response = await AsyncHTTPClient().fetch(request)
+            response = await _client().fetch(request)
             answer: dict[str, Any] = json.loads(response.body)
         except HTTPClientError as error:
             raise _refusal(error) from error
@@ -140,6 +144,21 @@ class Link:
         except LinkError as error:
             if error.status != 404:
                 raise
+
+
+_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, SimpleAsyncHTTPClient] = WeakKeyDictionary()
+
+
+def _client() -> SimpleAsyncHTTPClient:
+    """A client of our own for this loop.
+
+    The hub's shared one has ten places, and a service that hangs would fill them: then the hub
+    could not even speak to its proxy.
+    """
+    loop = asyncio.get_running_loop()
+    if loop not in _clients:
+        _clients[loop] = SimpleAsyncHTTPClient(force_instance=True, max_clients=MOST_CALLS)
+    return _clients[loop]
 
 
 def _refusal(error: HTTPClientError) -> LinkError:

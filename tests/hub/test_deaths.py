@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -172,3 +173,54 @@ def answers(hub: Hub) -> bool:
         return hub.gpu("GET", "pool", hub.admin()).ok
     except requests.ConnectionError:
         return False
+
+
+def test_a_service_that_hangs_holds_up_nobody_who_needs_no_gpu(hub: Hub) -> None:
+    """Also not with more starts than the hub's own HTTP client has places."""
+    service = hub.service()
+    assert service is not None
+    service.suspend()
+    try:
+        users = [f"hung{number}" for number in range(14)]
+        for user in users:
+            hub.user(user)
+        asked = {"profile": "slice", "request": "0.25"}
+        with ThreadPoolExecutor(len(users)) as pool:
+            answers = list(pool.map(lambda user: hub.spawn(user, asked), users))
+        assert {answer.status_code for answer in answers} == {202}
+        began = time.monotonic()
+        hub.run("free", {"profile": "cpu"})
+        assert time.monotonic() - began < 20
+        hub.end("free")
+    finally:
+        service.resume()
+    for user in users:
+        hub.end(user)
+    eventually(lambda: not hub.leases(), "an empty pool")
+
+
+def test_many_who_start_at_once_get_what_there_is_and_nothing_twice(hub: Hub) -> None:
+    users = [f"many{number}" for number in range(12)]
+    with ThreadPoolExecutor(len(users)) as pool:
+        answers = list(
+            pool.map(lambda user: hub.spawn(user, {"profile": "slice", "request": "0.25"}), users)
+        )
+    assert {answer.status_code for answer in answers} <= {201, 202}
+    eventually(lambda: len(hub.leases()) == len(users), "a lease for each")
+
+    def states() -> list[str]:
+        return sorted(lease["state"] for lease in hub.leases())
+
+    eventually(lambda: states() == ["active"] * 8 + ["queued"] * 4, "eight of twelve")
+    for device in hub.pool()["devices"]:
+        held = [
+            slice_["memory_mib"]
+            for lease in hub.leases()
+            for slice_ in lease["slices"]
+            if slice_["device"] == device["uuid"]
+        ]
+        assert sum(held) <= device["memory_mib"]
+        assert device["free_mib"] == device["memory_mib"] - sum(held)
+    for user in users:
+        hub.end(user)
+    eventually(lambda: not hub.leases(), "an empty pool")
