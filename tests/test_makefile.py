@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -22,6 +23,8 @@ def make(recipe: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         timeout=60,
+        # As on a command line, also where make itself runs the tests.
+        env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
         check=False,
     )
 
