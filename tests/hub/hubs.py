@@ -111,8 +111,15 @@ def eventually(look: Callable[[], Any], what: str, seconds: float = DEADLINE) ->
 class Hub:
     """A JupyterHub in a folder of its own, and its REST interfaces."""
 
-    def __init__(self, root: Path, simulate: str = "a100-80gb:2", extra: str = "") -> None:
+    def __init__(
+        self,
+        root: Path,
+        simulate: str = "a100-80gb:2",
+        extra: str = "",
+        environ: dict[str, str] | None = None,
+    ) -> None:
         self.root = root
+        self.environ = environ or {}
         self.token = "test-token-" + os.urandom(8).hex()
         public, hub, proxy, service = free_ports(4)
         self.url = f"http://127.0.0.1:{public}"
@@ -147,7 +154,7 @@ class Hub:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "CONFIGPROXY_AUTH_TOKEN": self.proxy_token},
+                env={**os.environ, **self.environ, "CONFIGPROXY_AUTH_TOKEN": self.proxy_token},
                 start_new_session=True,
             )
         self.wait_up()
@@ -286,6 +293,7 @@ class Hub:
         """The events of the progress page up to one for which ``until`` is true."""
         # From the hub itself: the proxy from PyPI does not stream.
         events = []
+        deadline = time.monotonic() + DEADLINE
         with requests.get(
             f"{self.hub_api}/users/{user}/server/progress",
             headers={"Authorization": f"token {self.token}"},
@@ -293,6 +301,7 @@ class Hub:
             timeout=DEADLINE,
         ) as response:
             for line in response.iter_lines(decode_unicode=True):
+                assert time.monotonic() < deadline, f"not told: {events}"
                 if line.startswith("data:"):
                     events.append(json.loads(line[5:]))
                     if until(events[-1]):

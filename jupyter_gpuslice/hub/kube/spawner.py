@@ -7,7 +7,6 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, ClassVar
 
-from jupyterhub.utils import maybe_future
 from kubernetes_asyncio.client import ApiException
 from kubespawner import KubeSpawner
 from kubespawner.clients import shared_client
@@ -33,6 +32,11 @@ _ELSEWHERE = ("mig", "hami", "cgroup")
 """Levels under which the devices that a pod sees are no larger than its slice."""
 
 LOOK_SECONDS = 1.0
+VISIBILITY = (
+    "/apis/visibility.kueue.x-k8s.io/v1beta2/namespaces/{namespace}/localqueues/{queue}"
+    "/pendingworkloads"
+)
+"""The client has no method for it: it is a part of an object, under another group's name."""
 
 
 class GpuSliceKubeSpawner(GpuSliceSpawner, KubeSpawner):  # type: ignore[misc]
@@ -243,8 +247,10 @@ class GpuSliceKubeSpawner(GpuSliceSpawner, KubeSpawner):  # type: ignore[misc]
         env |= chosen.profile.environment
         if chosen.profile.default_url:
             env["JUPYTERHUB_DEFAULT_URL"] = self.format_string(chosen.profile.default_url)
-        if chosen.request.kind != "none" and self._patch.isolation not in _ELSEWHERE:
-            env[SHARE_VARIABLE] = str(chosen.request)
+        request = chosen.request
+        shared = request.fraction is not None or request.memory_mib is not None
+        if shared and not request.whole and self._patch.isolation not in _ELSEWHERE:
+            env[SHARE_VARIABLE] = str(request)
         return env
 
     def _beside(self) -> Beside:
@@ -323,14 +329,13 @@ class GpuSliceKubeSpawner(GpuSliceSpawner, KubeSpawner):  # type: ignore[misc]
         if "kueue.x-k8s.io/admission" not in gates or not queue:
             return ""
         try:
-            answer = await maybe_future(
-                shared_client("CustomObjectsApi").get_namespaced_custom_object(
-                    "visibility.kueue.x-k8s.io",
-                    "v1beta2",
-                    self.namespace,
-                    "localqueues",
-                    f"{queue}/pendingworkloads",
-                )
+            answer = await self.api.api_client.call_api(
+                VISIBILITY,
+                "GET",
+                path_params={"namespace": self.namespace, "queue": queue},
+                response_types_map={200: "object"},
+                auth_settings=["BearerToken"],
+                _return_http_data_only=True,
             )
         except ApiException:
             return f"Waiting in the queue {queue}."

@@ -1,0 +1,343 @@
+"""KubeSpawner with profiles, end to end: a real hub, real servers, the emulated cluster."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.kubernetes import Cluster
+from tests.hub.conftest import make_hub
+from tests.hub.hubs import LIGHT, Hub, eventually
+
+pytestmark = pytest.mark.slow
+__all__ = ["make_hub"]
+
+A100 = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB", "nvidia.com/gpu.memory": "81920"}
+
+CONFIG = """
+c.JupyterHub.spawner_class = "gpuslice-kube"
+c.KubeSpawner.namespace = "default"
+c.KubeSpawner.image = "none"
+c.KubeSpawner.cmd = {cmd!r}
+c.KubeSpawner.delete_grace_period = 0
+c.KubeSpawner.environment = {{"LIGHT_VERSION": jupyterhub.__version__}}
+c.Spawner.environment = {{"LIGHT_VERSION": jupyterhub.__version__}}
+c.JupyterHub.cleanup_servers = False
+c.GpuSliceKubeSpawner.dialect = {dialect!r}
+c.GpuSliceKubeSpawner.dialect_settings = {settings!r}
+{more}
+"""
+
+
+class Setting:
+    """A hub on a cluster of one node with two GPUs."""
+
+    def __init__(
+        self, make: Callable[..., Hub], folder: Path, dialect: str = "auto", more: str = "",
+        **settings: Any,
+    ) -> None:  # fmt: skip
+        self.cluster = Cluster(execute=True)
+        self.cluster.node("n1", gpus=2, labels=A100)
+        self.hub = make(
+            simulate="",
+            # Where a client looks is settled when it is imported.
+            environ={"KUBECONFIG": str(self.cluster.kubeconfig(folder / "kubeconfig"))},
+            extra=CONFIG.format(
+                cmd=[sys.executable, *LIGHT],
+                dialect=dialect,
+                settings=settings,
+                more=more,
+            ),
+        )
+
+    def pods(self) -> list[dict[str, Any]]:
+        return self.cluster.all("pods")
+
+    def pod(self, user: str) -> dict[str, Any]:
+        (found,) = [p for p in self.pods() if p["metadata"]["name"].startswith(f"jupyter-{user}")]
+        return found
+
+    def clean(self) -> None:
+        self.cluster.fail(0)
+        for user in self.hub.hub("GET", "users").json():
+            for name, server in user["servers"].items():
+                if server["ready"] or server["pending"]:
+                    self.hub.end(user["name"], name)
+        eventually(lambda: not self.pods(), "a cluster without pods")
+
+
+@pytest.fixture(scope="module")
+def setting(
+    make_hub: Callable[..., Hub], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Setting]:
+    made = Setting(make_hub, tmp_path_factory.mktemp("kube"))
+    yield made
+    made.cluster.stop()
+
+
+@pytest.fixture(autouse=True)
+def clean(setting: Setting) -> Iterator[None]:
+    yield
+    setting.clean()
+
+
+def limits(pod: dict[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = pod["spec"]["containers"][0]["resources"].get("limits") or {}
+    return found
+
+
+def environment(pod: dict[str, Any]) -> dict[str, str]:
+    return {each["name"]: each.get("value", "") for each in pod["spec"]["containers"][0]["env"]}
+
+
+def test_a_server_is_a_pod_with_its_gpu_and_goes(setting: Setting) -> None:
+    hub = setting.hub
+    hub.run("ana", {"profile": "whole", "request": "1"})
+    pod = setting.pod("ana")
+    assert limits(pod)["nvidia.com/gpu"] == "1"
+    assert pod["status"]["phase"] == "Running"
+    hub.end("ana")
+    eventually(lambda: not setting.pods(), "the pod's end")
+
+
+def test_nothing_of_one_start_is_left_for_the_next(setting: Setting) -> None:
+    """kubespawner#546: a GPU choice followed by a CPU choice kept the GPU."""
+    hub = setting.hub
+    for options, gpus in (
+        ({"profile": "whole", "request": "2"}, "2"),
+        ({"profile": "cpu"}, None),
+        (None, None),
+        ({"profile": "whole", "request": "1"}, "1"),
+    ):
+        if options is None:
+            continue
+        hub.run("ben", options)
+        pod = setting.pod("ben")
+        assert limits(pod).get("nvidia.com/gpu") == gpus
+        if gpus is None:
+            assert environment(pod)["NVIDIA_VISIBLE_DEVICES"] == "void"
+        hub.end("ben")
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "words"),
+    [
+        ({"profile": "whole", "request": "3"}, 409, "no node has more than 2 GPUs"),
+        ({"profile": "slice", "request": "0.5"}, 409, "whole GPUs only"),
+        ({"profile": "big"}, 403, "not for you"),
+        ({"profile": "whole", "gres": "x"}, 400, "There is no option"),
+        ({"profile": "nothing"}, 400, "There is no profile"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once_and_makes_no_pod(
+    setting: Setting, options: Any, status: int, words: str
+) -> None:
+    """2i2c-org/infrastructure#2095: an impossible request failed after 600 s, without words."""
+    began = time.monotonic()
+    response = setting.hub.spawn("eve", options)
+    if response.status_code == 202:
+        last = setting.hub.progress("eve", lambda event: bool(event.get("failed")))[-1]
+        assert words in last["message"]
+    else:
+        assert response.status_code == status
+        assert words in response.json()["message"]
+    assert time.monotonic() - began < 5
+    assert not setting.pods()
+
+
+def test_a_full_cluster_says_what_is_there_and_serves_when_it_can(setting: Setting) -> None:
+    """z2jh#3801: 'Insufficient nvidia.com/gpu' or a timer, and no reason."""
+    hub = setting.hub
+    hub.run("ana", {"profile": "whole", "request": "1"})
+    assert hub.spawn("ben", {"profile": "whole", "request": "2"}).status_code == 202
+    events = hub.progress("ben", lambda event: "GPUs are wanted" in event.get("message", ""))
+    assert events[-1]["message"] == (
+        "2 GPUs are wanted, and the node with the most free ones has 1. "
+        "A profile with 1 GPU would start now; this one waits for more."
+    )
+    hub.end("ana")
+    hub.ready("ben")
+
+
+def test_a_cancelled_start_leaves_no_pod(setting: Setting) -> None:
+    hub = setting.hub
+    hub.run("ana", {"profile": "whole", "request": "2"})
+    assert hub.spawn("ben", {"profile": "whole", "request": "2"}).status_code == 202
+    eventually(lambda: len(setting.pods()) == 2, "the waiting pod")
+    hub.end("ben")
+    eventually(lambda: len(setting.pods()) == 1, "its end")
+
+
+def test_a_node_that_is_gone_takes_its_servers_and_no_others(setting: Setting) -> None:
+    hub, cluster = setting.hub, setting.cluster
+    cluster.node("n2", gpus=4, labels=A100)
+    hub.run("ana", {"profile": "whole", "request": "3"})
+    hub.run("ben", {"profile": "whole", "request": "1"})
+    assert setting.pod("ana")["spec"]["nodeName"] == "n2"
+    other = setting.pod("ben")["spec"]["nodeName"]
+    cluster.remove_node("n2")
+    eventually(lambda: hub.model("ana") is None or not hub.model("ana")["ready"], "ana's end", 90)
+    if other == "n1":
+        assert hub.model("ben")["ready"]
+
+
+@pytest.mark.parametrize("code", [429, 500])
+def test_an_api_that_is_busy_for_a_while_costs_patience_and_nothing_else(
+    setting: Setting, code: int
+) -> None:
+    hub, cluster = setting.hub, setting.cluster
+    hub.run("ana", {"profile": "whole", "request": "1"})
+    cluster.fail(code, seconds=8)
+    assert hub.spawn("ben", {"profile": "whole", "request": "1"}).status_code in (201, 202)
+    hub.ready("ben")
+    assert len(setting.pods()) == 2
+    cluster.fail(code, seconds=8)
+    hub.end("ben")
+    eventually(lambda: len(setting.pods()) == 1, "the end of ben's pod")
+    assert hub.model("ana")["ready"]
+
+
+def test_watches_that_end_lose_nothing(setting: Setting) -> None:
+    hub, cluster = setting.hub, setting.cluster
+    hub.run("ana", {"profile": "whole", "request": "1"})
+    for _ in range(3):
+        cluster.drop_watches()
+        time.sleep(0.3)
+    hub.run("ben", {"profile": "whole", "request": "1"})
+    hub.end("ana")
+    eventually(lambda: len(setting.pods()) == 1, "the end of ana's pod")
+
+
+def test_a_quota_is_told_in_numbers(setting: Setting) -> None:
+    hub, cluster = setting.hub, setting.cluster
+    hard = {"requests.nvidia.com/gpu": "1"}
+    cluster.create("resourcequotas", {"metadata": {"name": "gpus"}, "spec": {"hard": hard}})
+    try:
+        hub.run("ana", {"profile": "whole", "request": "1"})
+        response = hub.spawn("ben", {"profile": "whole", "request": "1"})
+        assert response.status_code == 409, response.text
+        assert "may hold 1 and holds 1" in response.json()["message"]
+    finally:
+        cluster._call(lambda: cluster.store.remove(
+            next(k for k in cluster.store._objects if k.plural == "resourcequotas"),
+            "default", "gpus",
+        ))  # fmt: skip
+
+
+def test_a_hub_that_is_restarted_in_the_middle_of_a_start_leaves_nothing(
+    setting: Setting,
+) -> None:
+    hub = setting.hub
+    hub.run("ana", {"profile": "whole", "request": "2"})
+    # After a start that failed the hub answers 201 while the next one waits.
+    answer = hub.spawn("ben", {"profile": "whole", "request": "1"})
+    assert answer.status_code in (201, 202)
+    eventually(lambda: len(setting.pods()) == 2, "the waiting pod")
+    assert hub.process is not None
+    hub.process.kill()
+    hub.process.wait()
+    hub.start()
+    assert hub.model("ana")["ready"], "who runs goes on"
+
+    def settled() -> bool:
+        # The next hub looks for the server for as long as for any other, and gives it up then.
+        ben = hub.model("ben")
+        return ben is None or not (ben["pending"] or ben["ready"])
+
+    eventually(settled, "the hub to give the start up", 90)
+    eventually(lambda: len(setting.pods()) == 1, "the end of its pod", 30)
+    hub.run("ben", {"profile": "cpu"})
+    assert limits(setting.pod("ben")).get("nvidia.com/gpu") is None
+    assert len(setting.pods()) == 2
+
+
+def test_the_form_counts_what_the_nodes_have(setting: Setting) -> None:
+    from tests.hub.test_hub import form_of, login
+
+    hub = setting.hub
+    hub.run("ana", {"profile": "whole", "request": "1"})
+    text = form_of(hub, login(hub, "ben"))
+    assert "1 of 2 free" in text
+    assert "whole GPUs only" in text, "what this cluster cannot give says so"
+    assert "no node has more than 2 GPUs" in text
+
+
+class TestClaims:
+    """Dynamic Resource Allocation: two share a device's memory, a third waits."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def dra(
+        cls, make_hub: Callable[..., Hub], tmp_path_factory: pytest.TempPathFactory
+    ) -> Iterator[Setting]:
+        made = Setting(make_hub, tmp_path_factory.mktemp("dra"), "dra", shares=True)
+        made.cluster.gpu_devices("n1", 1, "80Gi", shared=True)
+        yield made
+        made.clean()
+        made.cluster.stop()
+
+    def test_slices_of_one_device_and_nothing_left_of_them(self, dra: Setting) -> None:
+        hub, cluster = dra.hub, dra.cluster
+        wish = {"profile": "custom", "request": "30GiB"}
+        hub.run("ana", wish)
+        hub.run("ben", wish)
+        assert hub.spawn("eve", wish).status_code == 202
+        events = hub.progress("eve", lambda event: "no room" in event.get("message", ""))
+        assert "no room for 30GiB now" in events[-1]["message"]
+        assert environment(dra.pod("ana"))["JUPYTER_GPUSLICE_SHARE"] == "30GiB"
+        assert len(cluster.all("resourceclaimtemplates")) == 3
+        hub.end("ana")
+        hub.ready("eve")
+        for user in ("ben", "eve"):
+            hub.end(user)
+        eventually(lambda: not dra.pods(), "the pods' end")
+        assert not cluster.all("resourceclaimtemplates")
+        assert not cluster.all("resourceclaims")
+
+    def test_a_cancelled_start_leaves_no_claim(self, dra: Setting) -> None:
+        hub, cluster = dra.hub, dra.cluster
+        wish = {"profile": "custom", "request": "50GiB"}
+        hub.run("ana", wish)
+        assert hub.spawn("ben", wish).status_code == 202
+        eventually(lambda: len(dra.pods()) == 2, "the waiting pod")
+        hub.end("ben")
+        hub.end("ana")
+        eventually(lambda: not cluster.all("resourceclaimtemplates"), "nothing left beside")
+        assert not cluster.all("resourceclaims")
+
+
+class TestKueue:
+    """Pods that wait in a queue tell their place in it."""
+
+    def test_the_place_in_the_queue_is_told(
+        self, make_hub: Callable[..., Hub], tmp_path: Path
+    ) -> None:
+        more = (
+            'c.KubeSpawner.extra_labels = {"kueue.x-k8s.io/queue-name": "team-a"}\n'
+            'c.KubeSpawner.extra_pod_config = {"schedulingGates": '
+            '[{"name": "kueue.x-k8s.io/admission"}]}'
+        )
+        setting = Setting(make_hub, tmp_path, more=more)
+        hub, cluster = setting.hub, setting.cluster
+        try:
+            assert hub.spawn("ana", {"profile": "whole", "request": "1"}).status_code == 202
+            uid = setting.pod("ana")["metadata"]["uid"]
+            item = {
+                "metadata": {"name": "pod-x", "ownerReferences": [{"uid": uid}]},
+                "positionInClusterQueue": 4,
+                "positionInLocalQueue": 1,
+            }
+            cluster.set_queue("default", "team-a", [item])
+            events = hub.progress("ana", lambda event: "Place" in event.get("message", ""))
+            assert events[-1]["message"] == (
+                "Place 2 in the queue team-a, place 5 among all queues."
+            )
+            hub.end("ana")
+            eventually(lambda: not setting.pods(), "the pod's end")
+        finally:
+            cluster.stop()
