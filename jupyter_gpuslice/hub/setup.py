@@ -59,7 +59,7 @@ def configure(
         c.JupyterHub.spawner_class = "gpuslice-local"
     c.GpuSliceSpawner.profiles = declared
     base = c.JupyterHub.get("base_url", "/")
-    c.GpuSliceSpawner.service_url = f"{url}{base.rstrip('/')}/services/{SERVICE}/api/v1/"
+    c.LeasedSpawner.service_url = f"{url}{base.rstrip('/')}/services/{SERVICE}/api/v1/"
     ledger_path = os.path.abspath(ledger)
     service = {
         "name": SERVICE,

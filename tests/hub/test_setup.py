@@ -37,7 +37,7 @@ def test_it_sets_everything() -> None:
     c = Config()
     configure(c, PROFILES, port=1234)
     assert c.JupyterHub.spawner_class == "gpuslice-local"
-    assert c.GpuSliceSpawner.service_url == "http://127.0.0.1:1234/services/gpuslice/api/v1/"
+    assert c.LeasedSpawner.service_url == "http://127.0.0.1:1234/services/gpuslice/api/v1/"
     [service] = lists(c, "services")
     assert service["url"] == "http://127.0.0.1:1234"
     assert service["oauth_no_confirm"] is True
@@ -79,7 +79,7 @@ def test_what_the_admin_chose_stays() -> None:
     c.JupyterHub.load_roles = [{"name": "server", "scopes": ["inherit"]}, {"name": "x"}]
     configure(c, PROFILES)
     assert c.JupyterHub.spawner_class == "mine"
-    assert c.GpuSliceSpawner.service_url.endswith(":8079/hubs/one/services/gpuslice/api/v1/")
+    assert c.LeasedSpawner.service_url.endswith(":8079/hubs/one/services/gpuslice/api/v1/")
     assert [service["name"] for service in lists(c, "services")] == ["cull", "gpuslice"]
     roles = {role["name"]: role for role in lists(c, "load_roles")}
     assert roles["server"]["scopes"] == ["inherit", "access:services!service=gpuslice"]
