@@ -1,6 +1,6 @@
 import type { Trans } from './format';
-import { memory } from './format';
-import type { ILease, IPool } from './types';
+import { grantable, hasRoomFor, isWhole, memory } from './format';
+import type { IDevice, ILease, IPool } from './types';
 
 /** A request that makes sense on this pool. */
 export interface IChoice {
@@ -17,7 +17,8 @@ export interface IChoice {
 const FRACTIONS = [0.25, 0.5];
 
 /**
- * Requests to choose from, smallest first, computed from the pool's devices.
+ * Requests to choose from, smallest first, computed from the pool's devices:
+ * none that this pool could not grant if it were idle.
  *
  * `own` is what the holder has now, which would be free for the new request.
  */
@@ -49,39 +50,40 @@ export function choices(
       device.free_percent +
       mine(device.uuid).reduce((sum, s) => sum + s.compute_percent, 0)
   }));
-  const whole = rooms.filter(({ device }) => device.kind !== 'mig');
+  const gpus = rooms.filter(({ device }) => device.kind !== 'mig');
+  // What a fraction is of. Of a part of a device that is not always told.
+  const sizes = new Set(gpus.map(({ device }) => grantable(device)));
+  const size = sizes.size === 1 ? [...sizes][0] : null;
+  const sized = (text: string, count: number) =>
+    size ? `${text}, ${memory(size * count, trans)}` : text;
   const room = (share: number) =>
-    whole.filter(
+    gpus.filter(
       ({ device, memory, compute }) =>
-        // Where the pool has a part of a device, that part's own size is not
-        // what a fraction is of: only devices that are here whole are judged.
-        device.compute_percent === 100 &&
-        memory >= Math.floor(share * device.memory_mib) &&
+        memory >= Math.floor(share * (grantable(device) ?? Infinity)) &&
         compute >= Math.floor(share * 100)
     ).length;
-  const partial = whole.some(({ device }) => device.compute_percent < 100);
-  const sizes = new Set(whole.map(({ device }) => device.memory_mib));
-  const size = sizes.size === 1 && !partial ? [...sizes][0] : null;
-  const largest = Math.max(
-    0,
-    ...whole.map(({ device }) => device.compute_percent / 100)
-  );
-  for (const share of FRACTIONS.filter(share => share <= largest)) {
-    const part = trans.__('%1% of a device', String(share * 100));
-    list.push({
-      request: String(share),
-      label: size ? `${part}, ${memory(size * share, trans)}` : part,
-      free: partial ? null : room(share) > 0
-    });
+  for (const share of FRACTIONS) {
+    const able = gpus.filter(({ device }) => hasRoomFor(device, share));
+    if (able.length) {
+      const told = able.every(({ device }) => grantable(device) !== null);
+      list.push({
+        request: String(share),
+        label: sized(trans.__('%1% of a device', String(share * 100)), share),
+        free: room(share) > 0 || (told ? false : null)
+      });
+    }
   }
-  const full = whole.filter(({ device }) => device.compute_percent === 100);
+  const full = gpus.filter(({ device }) => isWhole(device));
   for (let n = 1; n <= full.length; n *= 2) {
-    const text = trans._n('a whole device', '%1 whole devices', n);
     list.push({
       request: String(n),
-      label: size ? `${text}, ${memory(size * n, trans)}` : text,
+      label: sized(trans._n('a whole device', '%1 whole devices', n), n),
       free: room(1) >= n
     });
+  }
+  if (gpus.length && list.length === 2) {
+    // Parts too small for a fraction, or without compute of their own.
+    list.push(...amounts(gpus, trans));
   }
   const profiles = new Map<string, { memory: number; free: boolean }>();
   for (const { device, memory } of rooms) {
@@ -104,4 +106,19 @@ export function choices(
     });
   }
   return list;
+}
+
+/** The largest part of a device that is here, and half of it, by memory. */
+function amounts(
+  rooms: readonly { device: IDevice; memory: number }[],
+  trans: Trans
+): IChoice[] {
+  const most = Math.max(...rooms.map(({ device }) => device.memory_mib));
+  return [Math.floor(most / 2), most]
+    .filter(mib => mib > 0)
+    .map(mib => ({
+      request: mib % 1024 ? `${mib}MiB` : `${mib / 1024}GiB`,
+      label: trans.__('%1 of a device', memory(mib, trans)),
+      free: rooms.some(room => room.memory >= mib)
+    }));
 }

@@ -30,6 +30,11 @@ export function memory(mib: Maybe, trans: Trans): string {
     : trans.__('%1 GiB', short(mib / MIB_PER_GIB));
 }
 
+/** The same in GiB, however little it is: "0.5 GiB". */
+function gib(mib: number, trans: Trans): string {
+  return trans.__('%1 GiB', short(mib / MIB_PER_GIB));
+}
+
 /** Two amounts in one unit: "3.2 / 20 GiB", "unknown / 20 GiB". */
 export function memoryOf(part: Maybe, whole: Maybe, trans: Trans): string {
   if (known(part) && known(whole) && whole >= MIB_PER_GIB) {
@@ -169,8 +174,15 @@ export function deviceName(
     device.kind === 'simulated' && !/simulated/i.test(device.name)
       ? trans.__('%1 (simulated)', device.name)
       : device.name;
-  const alone = devices.filter(other => other.name === device.name).length < 2;
-  return alone ? name : `${name} ${beginning(device.uuid)}`;
+  const others = devices.filter(
+    other => other.name === device.name && other.uuid !== device.uuid
+  );
+  if (!others.length) {
+    return name;
+  }
+  const short = beginning(device.uuid);
+  const alike = others.some(other => beginning(other.uuid) === short);
+  return `${name} ${alike ? device.uuid : short}`;
 }
 
 /** The first eight digits of a UUID. */
@@ -178,45 +190,122 @@ function beginning(uuid: string): string {
   return /[0-9a-f]{8}(?=-|$)/.exec(uuid)?.[0] ?? uuid;
 }
 
-/** What of a device is never granted, in a sentence; empty if there is none. */
-export function reserve(device: IDevice, trans: Trans): string {
-  const total = device.total_mib ?? 0;
-  // Of a part of a device the rest is others', not the reserve.
-  return device.compute_percent === 100 && total > device.memory_mib
-    ? trans.__(
-        "%1 of its %2 are kept for CUDA's own use.",
-        memory(total - device.memory_mib, trans),
-        memory(total, trans)
-      )
-    : '';
+/** What of a device may be a reserve; more than that is somebody else's. */
+function mostReserve(total: number): number {
+  return Math.max(2 * MIB_PER_GIB, total / 20);
 }
 
 /**
- * What a lease holds: memory in MiB over all its devices, and its compute cap
- * in percent of a device (the mean over its devices, as its use is measured).
+ * Whether a device is in the pool as a whole: all of its compute, and all of
+ * its memory but for a reserve.
  */
+export function isWhole(device: IDevice): boolean {
+  const total = device.total_mib ?? device.memory_mib;
+  return (
+    device.compute_percent === 100 &&
+    device.memory_mib >= total - mostReserve(total)
+  );
+}
+
+/** What of the whole device can be granted in all; null where it isn't told. */
+export function grantable(device: IDevice): number | null {
+  if (known(device.reserve_mib) && known(device.total_mib)) {
+    return device.total_mib - device.reserve_mib;
+  }
+  return isWhole(device) ? device.memory_mib : null;
+}
+
+/** Whether a part of the whole device is not more than what the pool has of it. */
+export function hasRoomFor(device: IDevice, share: number): boolean {
+  const total = device.total_mib ?? 0;
+  const whole = grantable(device) ?? total - mostReserve(total);
+  return (
+    device.compute_percent >= Math.floor(100 * share) &&
+    device.memory_mib >= Math.floor(whole * share)
+  );
+}
+
+/** What of these devices is never granted, in a sentence; empty if nothing. */
+export function reserve(devices: readonly IDevice[], trans: Trans): string {
+  const sizes = devices
+    .map(device => (device.total_mib ?? 0) - (grantable(device) ?? Infinity))
+    .filter(mib => mib > 0)
+    .sort((a, b) => a - b);
+  if (!sizes.length) {
+    return '';
+  }
+  const [least, most] = [sizes[0], sizes[sizes.length - 1]];
+  return trans.__(
+    "%1 of each GPU is kept for the driver and CUDA's contexts.",
+    least === most
+      ? gib(least, trans)
+      : trans.__('%1 to %2', gib(least, trans), gib(most, trans))
+  );
+}
+
+/** What a lease holds over all its devices, compute in percent of one GPU. */
 export function held(slices: readonly ISlice[]): {
   memory_mib: number;
   cap_percent: number;
+  devices: number;
 } {
   const sum = (of: (slice: ISlice) => number) =>
     slices.reduce((total, slice) => total + of(slice), 0);
   const devices = new Set(slices.map(slice => slice.device)).size;
-  const caps = sum(slice => slice.compute_cap_percent);
   return {
     memory_mib: sum(slice => slice.memory_mib),
-    cap_percent: devices ? Math.min(100, caps / devices) : 0
+    cap_percent: Math.min(
+      100 * devices,
+      sum(slice => slice.compute_cap_percent)
+    ),
+    devices
   };
 }
 
-/** Where a lease's slices are: "NVIDIA A100-SXM4-80GB", "2 × …". */
+/** The compute that a lease uses, in percent of one GPU: its mean, times all. */
+export function busy(lease: ILease): number | null {
+  const mean = lease.used?.utilization_percent;
+  return known(mean) ? mean * held(lease.slices).devices : null;
+}
+
+/** What is counted: "Compute", and of how many GPUs where it is several. */
+export function compute(devices: number, trans: Trans): string {
+  return devices > 1
+    ? trans.__('Compute of %1 GPUs', String(devices))
+    : trans.__('Compute');
+}
+
+/** Levels at which nobody's compute can be beyond their part. */
+const COMPUTE_HELD: readonly (string | null)[] = ['mig', 'mps'];
+
+/**
+ * Whether busy time says that a part of the compute was exceeded. Where the
+ * level keeps compute apart, a small part may well be busy all the time.
+ */
+export function judgesCompute(isolation: string | null): boolean {
+  return !COMPUTE_HELD.includes(isolation);
+}
+
+/** Why a lease's bars are beyond their ends. */
+export function excess(trans: Trans): { memory: string; compute: string } {
+  return {
+    memory: trans.__(
+      'It uses more device memory than its slice. Release what it does not need, or resize the slice.'
+    ),
+    compute: trans.__(
+      'It keeps the GPU busy for more of the time than its slice allows. Nothing stops that here.'
+    )
+  };
+}
+
+/** Where slices are: "NVIDIA A100-SXM4-80GB", "2 × …". */
 export function where(
-  lease: ILease,
+  slices: readonly ISlice[],
   devices: readonly IDevice[],
   trans: Trans
 ): string {
   const counts = new Map<string, number>();
-  for (const slice of lease.slices) {
+  for (const slice of slices) {
     const device = devices.find(other => other.uuid === slice.device);
     const name = device ? deviceName(device, devices, trans) : slice.device;
     counts.set(name, (counts.get(name) ?? 0) + 1);
@@ -224,6 +313,11 @@ export function where(
   return [...counts]
     .map(([name, n]) => (n > 1 ? `${n} × ${name}` : name))
     .join(', ');
+}
+
+/** The UUIDs of the devices of slices, a line each. */
+export function uuids(slices: readonly ISlice[]): string {
+  return [...new Set(slices.map(slice => slice.device))].join('\n');
 }
 
 /** What the toolbar says of a kernel's lease: "0.25 · 40%". */
@@ -236,11 +330,19 @@ export function brief(lease: ILease, trans: Trans): string {
   if (lease.state === 'parked') {
     return trans.__('%1 · parked', lease.request);
   }
-  const use = lease.used;
-  if (known(use?.utilization_percent)) {
-    return `${lease.request} · ${Math.round(use.utilization_percent)}%`;
+  const used = busy(lease);
+  if (used !== null) {
+    const { devices } = held(lease.slices);
+    return devices > 1
+      ? trans.__(
+          '%1 · %2 of %3',
+          lease.request,
+          percent(used, trans),
+          percent(100 * devices, trans)
+        )
+      : `${lease.request} · ${percent(used, trans)}`;
   }
-  return known(use?.memory_mib)
-    ? `${lease.request} · ${memory(use.memory_mib, trans)}`
+  return known(lease.used?.memory_mib)
+    ? `${lease.request} · ${memory(lease.used.memory_mib, trans)}`
     : lease.request;
 }

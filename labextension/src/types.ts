@@ -67,6 +67,8 @@ export interface IDevice {
   health: string;
   /** What the device has in all, what is never granted included. */
   total_mib?: number;
+  /** What of the whole device is never granted. */
+  reserve_mib?: number | null;
   /** The MIG profile, of MIG devices. */
   profile?: string | null;
   /** The ids of the leases on this device, as far as the caller may see. */

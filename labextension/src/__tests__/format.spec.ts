@@ -3,8 +3,9 @@ import { describe, expect, it } from 'vitest';
 import { choices } from '../choices';
 import {
   brief,
+  busy,
+  compute,
   deviceName,
-  reserve,
   held,
   isNone,
   isolation,
@@ -12,6 +13,8 @@ import {
   memoryOf,
   percent,
   place,
+  reserve,
+  uuids as uuidsOf,
   wait,
   where
 } from '../format';
@@ -75,6 +78,17 @@ describe('leases', () => {
       '0.25 · 40%'
     ],
     [
+      lease({
+        request: '2',
+        slices: ['GPU-1', 'GPU-2'].map(device => ({
+          ...lease().slices[0],
+          device
+        })),
+        used: { memory_mib: 1, utilization_percent: 40 }
+      }),
+      '2 · 80% of 200%'
+    ],
+    [
       lease({ used: { memory_mib: 3072, utilization_percent: null } }),
       '0.25 · 3 GiB'
     ],
@@ -86,14 +100,21 @@ describe('leases', () => {
     expect(brief(value, trans)).toBe(text);
   });
 
-  it('sums memory and averages compute over devices', () => {
+  it('sums memory and compute over devices, in percent of one', () => {
     const [slice] = lease().slices;
-    expect(held([slice, { ...slice, device: 'GPU-2' }])).toEqual({
+    const two = [slice, { ...slice, device: 'GPU-2' }];
+    expect(held(two)).toEqual({
       memory_mib: 40960,
-      cap_percent: 25
+      cap_percent: 50,
+      devices: 2
     });
-    expect(held([slice, slice]).cap_percent).toBe(50);
-    expect(held([])).toEqual({ memory_mib: 0, cap_percent: 0 });
+    expect(busy(lease({ slices: two }))).toBe(20);
+    expect(busy(lease())).toBe(10);
+    expect(busy(lease({ used: null }))).toBeNull();
+    expect(compute(2, trans)).toBe('Compute of 2 GPUs');
+    const free = { ...slice, compute_cap_percent: 100 };
+    expect(held([free, free]).cap_percent).toBe(100);
+    expect(held([])).toEqual({ memory_mib: 0, cap_percent: 0, devices: 0 });
   });
 
   it('names devices, and says of simulated ones that they are', () => {
@@ -104,10 +125,10 @@ describe('leases', () => {
     const said = device({ kind: 'simulated', name: 'Simulated A100' });
     expect(deviceName(said, [said, fake], trans)).toBe('Simulated A100');
     const [slice] = lease().slices;
-    const two = lease({ slices: [slice, { ...slice, device: 'GPU-2' }] });
+    const two = [slice, { ...slice, device: 'GPU-2' }];
     const devices = [device(), device({ uuid: 'GPU-2', name: 'H100' })];
     expect(where(two, devices, trans)).toBe('NVIDIA A100 80GB, H100');
-    expect(where(lease(), [], trans)).toBe('GPU-1');
+    expect(where(lease().slices, [], trans)).toBe('GPU-1');
   });
 
   it('tells devices of one name apart, wherever they are named', () => {
@@ -120,16 +141,29 @@ describe('leases', () => {
     ]);
     const [slice] = lease().slices;
     const slices = uuids.map(uuid => ({ ...slice, device: uuid }));
-    expect(where(lease({ slices }), devices, trans)).toBe(names.join(', '));
+    expect(where(slices, devices, trans)).toBe(names.join(', '));
+    expect(uuidsOf(slices)).toBe(uuids.join('\n'));
+    const alike = ['GPU-1a2b3c4d-0000', 'GPU-1a2b3c4d-0001'].map(uuid =>
+      device({ uuid })
+    );
+    expect(deviceName(alike[0], alike, trans)).toContain(alike[0].uuid);
   });
 
-  it('says what of a device is kept, and only of whole ones', () => {
-    const total = { total_mib: 81 * 1024 };
-    expect(reserve(device(total), trans)).toBe(
-      "1 GiB of its 81 GiB are kept for CUDA's own use."
-    );
-    expect(reserve(device({ ...total, compute_percent: 50 }), trans)).toBe('');
-    expect(reserve(device(), trans)).toBe('');
+  it('says what of each device is kept, where that is told', () => {
+    const whole = device({ total_mib: 81 * 1024 });
+    const said =
+      "1 GiB of each GPU is kept for the driver and CUDA's contexts.";
+    expect(reserve([whole, whole], trans)).toBe(said);
+    const half = { compute_percent: 50, memory_mib: 40 * 1024 };
+    expect(reserve([device({ ...whole, ...half })], trans)).toBe('');
+    const told = device({ ...whole, ...half, reserve_mib: 1024 });
+    expect(reserve([told], trans)).toBe(said);
+    const less = device({ total_mib: 81 * 1024, reserve_mib: 512 });
+    expect(reserve([told, less], trans)).toContain('0.5 GiB to 1 GiB');
+    // All the compute, and a little of the memory: the rest is others'.
+    const part = { total_mib: 80 * 1024, memory_mib: 10 * 1024 };
+    expect(reserve([device(part)], trans)).toBe('');
+    expect(reserve([device()], trans)).toBe('');
   });
 
   it('has words for every isolation level, and none made up', () => {
@@ -257,6 +291,52 @@ describe('choices', () => {
       '0.5': null
     });
     expect(list[2].label).toBe('25% of a device');
+  });
+
+  const MIB = 1024;
+  const part = (compute: number, gib: number) =>
+    device({
+      total_mib: 80 * MIB,
+      memory_mib: Math.floor(gib * MIB),
+      free_mib: Math.floor(gib * MIB),
+      compute_percent: compute,
+      free_percent: compute
+    });
+  it.each([
+    ['half of one', [part(50, 39.75)], ['0.25', '0.5']],
+    [
+      'half of each of two',
+      [part(50, 39.75), part(50, 39.75)],
+      ['0.25', '0.5']
+    ],
+    ['a third of one', [part(33, 26.2)], ['0.25']],
+    ['memory alone', [part(0, 10)], ['5GiB', '10GiB']],
+    ['little memory, half the compute', [part(50, 10)], ['5GiB', '10GiB']],
+    ['little memory, all the compute', [part(100, 10)], ['5GiB', '10GiB']],
+    ['a tenth', [part(10, 7.95)], ['4070MiB', '8140MiB']],
+    [
+      'half of one, and a whole one',
+      [part(50, 39.75), part(100, 79.5)],
+      ['0.25', '0.5', '1']
+    ],
+    [
+      'a whole small one',
+      [device({ total_mib: 4 * MIB, memory_mib: 3.3 * MIB })],
+      ['0.25', '0.5', '1']
+    ]
+  ])('offers nothing beyond a pool of %s', (_, devices, requests) => {
+    for (const told of [undefined, 512]) {
+      const all = devices.map(one => ({ ...one, reserve_mib: told }));
+      const list = choices(pool({ devices: all }), null, trans);
+      expect(list.slice(2).map(choice => choice.request)).toEqual(requests);
+    }
+  });
+
+  it('judges fractions of a part where it is told what they are of', () => {
+    const half = { ...part(50, 39.75), reserve_mib: 512, free_percent: 25 };
+    const list = choices(pool({ devices: [half] }), null, trans);
+    expect(free(list)).toMatchObject({ '0.25': true, '0.5': false });
+    expect(list[3].label).toBe('50% of a device, 39.8 GiB');
   });
 
   it('offers MIG profiles by name, and several devices', () => {

@@ -262,7 +262,7 @@ describe('groups', () => {
     const ranks = within(screen.getByRole('list', { name: 'Ranks' }))
       .getAllByRole('listitem')
       .map(rank => rank.textContent);
-    expect(ranks).toEqual(['0 busy', '1 dead']);
+    expect(ranks).toEqual(['rank 0 busy', 'rank 1 dead']);
     fireEvent.click(button('Interrupt the group train'));
     await waitFor(() => expect(api.calls).toContainEqual(['interrupt', 'g1']));
     fireEvent.click(button('Stop the group train'));
@@ -275,8 +275,7 @@ describe('groups', () => {
 
 /** WCAG 2.5.3: what is said of a control contains what it shows. */
 function nameless(): string[] {
-  const plain = (text: string) =>
-    text.replace(/[…×]/g, '').trim().toLowerCase();
+  const plain = (text: string) => text.replace(/[…×\s]/g, '').toLowerCase();
   return [...document.querySelectorAll('[aria-label]')]
     .filter(element => element.matches('button, a, input'))
     .filter(element => {
@@ -297,7 +296,21 @@ describe('controls', () => {
     expect(nameless()).toEqual([]);
     fireEvent.click(button(/^Change the request/));
     expect(nameless()).toEqual([]);
+    api.explanation = { fits: false, message: 'No.', would_fit: ['0.5'] };
+    fireEvent.click(button(/^Resize/));
+    await screen.findByText('0.5', { selector: '.jp-gpuslice-suggestion' });
+    expect(nameless()).toEqual([]);
     render(<StatusItem model={model} trans={trans} onClick={() => {}} />);
+    render(
+      <ToolbarItem
+        model={model}
+        trans={trans}
+        kernelId="k1"
+        icon={null}
+        onClick={() => {}}
+      />
+    );
+    expect(screen.getByText('restart to use')).toBeTruthy();
     expect(nameless()).toEqual([]);
   });
 
@@ -324,12 +337,111 @@ describe('pool and queue', () => {
     );
   });
 
-  it('says what use beyond the slice means', async () => {
-    const used = { memory_mib: 21 * 1024, utilization_percent: 0 };
-    api.theLeases = [lease({ used })];
+  const BEYOND = { memory_mib: 21 * 1024, utilization_percent: 90 };
+  const numbers = (change: object) => ({
+    ...pool().session!,
+    used: { memory_mib: BEYOND.memory_mib, percent: 90 },
+    ...change
+  });
+
+  it('says in words what use beyond a slice means, wherever it is shown', async () => {
+    api.theLeases = [lease({ used: BEYOND })];
+    api.thePool = pool({
+      session: numbers({}),
+      devices: [
+        device({
+          memory_mib: 20 * 1024,
+          compute_percent: 50,
+          used_mib: BEYOND.memory_mib,
+          utilization_percent: 90
+        })
+      ]
+    });
     await show();
+    const marks = [
+      ...document.querySelectorAll('.jp-gpuslice-track.jp-mod-over')
+    ];
+    expect(marks).toHaveLength(4);
+    for (const mark of marks) {
+      const bar = mark.parentElement!;
+      const words = within(bar).getByRole('note').textContent;
+      expect(words).toBe(`⚠ ${bar.title}`);
+    }
     expect(section('My kernels').textContent).toContain(
       'more device memory than its slice'
+    );
+    const session = within(section('My session')).getAllByRole('note');
+    expect(session.map(note => note.textContent)).toEqual([
+      '⚠ It uses more device memory than it holds.',
+      '⚠ It keeps GPUs busy for more of the time than it holds. Nothing stops that here.'
+    ]);
+  });
+
+  it.each(['mig', 'mps'])(
+    'takes busy time for no excess where %s keeps compute apart',
+    async isolation => {
+      const used = { memory_mib: 1024, utilization_percent: 90 };
+      api.theLeases = [lease({ isolation, used })];
+      api.thePool = pool({
+        isolation,
+        session: numbers({ used: { memory_mib: 1024, percent: 90 } }),
+        devices: [device({ compute_percent: 50, utilization_percent: 90 })]
+      });
+      await show();
+      expect(screen.queryByRole('note')).toBeNull();
+      expect(document.querySelector('.jp-mod-over')).toBeNull();
+    }
+  );
+
+  it('tells devices of one name apart, with the whole UUID at hand', async () => {
+    const all = ['GPU-1a2b3c4d-0000', 'GPU-5e6f7a8b-0000'];
+    const [slice] = lease().slices;
+    const slices = all.map(uuid => ({ ...slice, device: uuid }));
+    api.thePool = pool({ devices: all.map(uuid => device({ uuid })) });
+    api.theLeases = [
+      lease({ slices }),
+      lease({ id: 'l2', holder: { ...lease().holder, kind: 'group' }, slices })
+    ];
+    api.theGroups = [group()];
+    await show();
+    for (const uuid of all) {
+      const name = `NVIDIA A100 80GB ${uuid.slice(4, 12)}`;
+      expect(within(section('Pool')).getByTitle(uuid).textContent).toBe(name);
+      for (const part of ['My kernels', 'Peer groups']) {
+        const shown = within(section(part)).getByTitle(new RegExp(uuid));
+        expect(shown.textContent).toContain(name);
+      }
+    }
+  });
+
+  it('counts compute in percent of one GPU, and says so of several', async () => {
+    const uuids = ['GPU-1', 'GPU-2'];
+    const [slice] = lease().slices;
+    api.thePool = pool({ devices: uuids.map(uuid => device({ uuid })) });
+    api.theLeases = [
+      lease({
+        slices: uuids.map(uuid => ({
+          ...slice,
+          device: uuid,
+          compute_cap_percent: 100
+        }))
+      })
+    ];
+    await show();
+    const bar = within(section('My kernels')).getByRole('progressbar', {
+      name: 'Compute of 2 GPUs'
+    });
+    expect(bar.getAttribute('aria-valuetext')).toBe('20% / 200%');
+    expect(section('My session').textContent).toContain(
+      'Compute of 100% is one whole GPU.'
+    );
+  });
+
+  it('says what of each GPU is kept', async () => {
+    api.thePool = pool({ devices: [device({ total_mib: 80.5 * 1024 })] });
+    await show();
+    expect(section('Pool').textContent).toContain(
+      '0.5 GiB of each GPU is kept'
     );
   });
 

@@ -1,4 +1,5 @@
 import type { Trans } from '../format';
+import { uuids, where } from '../format';
 import type { IGpuModel } from '../tokens';
 import type { IGroup } from '../types';
 import type { IViewActions } from './actions';
@@ -49,7 +50,9 @@ function GroupItem(props: {
 }): JSX.Element {
   const { group, model, actions, trans } = props;
   const action = useAction();
-  const { kernels } = useGpuState(model);
+  const { kernels, leases, pool } = useGpuState(model);
+  const devices = pool?.devices ?? [];
+  const slices = leases.find(lease => lease.id === group.lease)?.slices ?? [];
   const notebook = kernels.find(kernel => kernel.id === group.kernel);
 
   const stop = async () => {
@@ -90,6 +93,11 @@ function GroupItem(props: {
         )}
         {notebook ? <span> {trans.__('for %1', notebook.name)}</span> : null}
       </div>
+      {devices.length > 1 && slices.length ? (
+        <div className="jp-gpuslice-detail" title={uuids(slices)}>
+          {trans.__('on %1', where(slices, devices, trans))}
+        </div>
+      ) : null}
       <ul className="jp-gpuslice-ranks" aria-label={trans.__('Ranks')}>
         {group.ranks.map(rank => (
           <li key={rank.rank} data-rank={rank.rank}>
@@ -105,7 +113,11 @@ function GroupItem(props: {
                   : trans.__('Rank %1', String(rank.rank))
               }
             >
-              {rank.rank} {rankState(rank.state, trans)}
+              {trans.__(
+                'rank %1 %2',
+                String(rank.rank),
+                rankState(rank.state, trans)
+              )}
             </Chip>
           </li>
         ))}

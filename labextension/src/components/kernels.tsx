@@ -3,11 +3,16 @@ import { useState } from 'react';
 
 import type { Trans } from '../format';
 import {
+  busy,
+  compute,
+  excess,
   held,
+  judgesCompute,
   leaseState,
   memoryOf,
   percent,
   place,
+  uuids,
   wait,
   where
 } from '../format';
@@ -227,10 +232,15 @@ function LeaseBody(props: {
 }): JSX.Element {
   const { lease, devices, trans } = props;
   const has = held(lease.slices);
-  const at = where(lease, devices, trans);
+  const at = where(lease.slices, devices, trans);
+  const over = excess(trans);
+  const used = busy(lease);
   return (
     <div className="jp-gpuslice-lease" data-lease-id={lease.id}>
-      <div className="jp-gpuslice-slice" title={at || undefined}>
+      <div
+        className="jp-gpuslice-slice"
+        title={uuids(lease.slices) || undefined}
+      >
         <strong>{lease.request}</strong>
         {at ? <span> {trans.__('of %1', at)}</span> : null}
         {lease.state === 'queued' ? (
@@ -255,27 +265,21 @@ function LeaseBody(props: {
             text={memoryOf(lease.used?.memory_mib, has.memory_mib, trans)}
             value={lease.used?.memory_mib}
             max={has.memory_mib}
+            excess={over.memory}
           />
           <Bar
-            label={trans.__('Compute')}
+            label={compute(has.devices, trans)}
             text={trans.__(
               '%1 / %2',
-              percent(lease.used?.utilization_percent, trans),
+              percent(used, trans),
               percent(has.cap_percent, trans)
             )}
-            value={lease.used?.utilization_percent}
+            value={used}
             max={has.cap_percent}
+            excess={judgesCompute(lease.isolation) ? over.compute : ''}
           />
         </div>
       )}
-      {lease.state !== 'queued' &&
-      (lease.used?.memory_mib ?? 0) > has.memory_mib ? (
-        <div className="jp-gpuslice-over" role="note">
-          {trans.__(
-            'It uses more device memory than its slice. Release what it does not need, or resize the slice.'
-          )}
-        </div>
-      ) : null}
       {lease.detail ? (
         <div className="jp-gpuslice-detail">{lease.detail}</div>
       ) : null}
@@ -338,7 +342,11 @@ function AskForm(props: {
           className="jp-gpuslice-action jp-mod-primary"
           disabled={action.busy || !text.trim()}
         >
-          {lease ? trans.__('Resize') : trans.__('Ask')}
+          {!lease
+            ? trans.__('Ask')
+            : lease.state === 'queued'
+              ? trans.__('Change')
+              : trans.__('Resize')}
         </button>
         <button type="button" className="jp-gpuslice-action" onClick={onDone}>
           {trans.__('Cancel')}

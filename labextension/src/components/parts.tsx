@@ -89,6 +89,16 @@ export function Chip(props: {
   );
 }
 
+/** A warning, with a mark and in words. */
+export function Warning(props: { children: ReactNode }): JSX.Element {
+  return (
+    <div className="jp-gpuslice-over" role="note">
+      <span aria-hidden="true">⚠ </span>
+      {props.children}
+    </div>
+  );
+}
+
 /**
  * A measured value on its scale.
  *
@@ -101,16 +111,18 @@ export function Bar(props: {
   value: number | null | undefined;
   max: number;
   taken?: number;
+  /** What it means if the value is beyond the scale; empty if it means nothing. */
+  excess: string;
   /** Left out where the label stands beside the bar already. */
   hideLabel?: boolean;
 }): JSX.Element {
-  const { label, text, value, max, taken } = props;
+  const { label, text, value, max, taken, excess } = props;
   const share = (part: number) =>
     `${max > 0 ? Math.min(100, Math.max(0, (100 * part) / max)) : 0}%`;
   const measured = typeof value === 'number';
-  const over = measured && value > max;
+  const over = measured && value > max && !!excess;
   return (
-    <div className="jp-gpuslice-bar">
+    <div className="jp-gpuslice-bar" title={over ? excess : undefined}>
       {props.hideLabel ? null : (
         <div className="jp-gpuslice-bar-text" aria-hidden="true">
           <span className="jp-gpuslice-bar-label">{label}</span>
@@ -137,6 +149,7 @@ export function Bar(props: {
           <div className="jp-gpuslice-used" style={{ width: share(value) }} />
         ) : null}
       </div>
+      {over ? <Warning>{excess}</Warning> : null}
     </div>
   );
 }

@@ -1,5 +1,13 @@
 import type { Trans } from '../format';
-import { deviceName, memory, percent, place, reserve, wait } from '../format';
+import {
+  deviceName,
+  judgesCompute,
+  memory,
+  percent,
+  place,
+  reserve,
+  wait
+} from '../format';
 import { queueRows } from '../rows';
 import type { IGpuState } from '../tokens';
 import type { IDevice, IPool } from '../types';
@@ -12,6 +20,7 @@ export function PoolSection(props: {
   trans: Trans;
 }): JSX.Element {
   const { pool, state, trans } = props;
+  const kept = reserve(pool.devices, trans);
   return (
     <Section
       name="pool"
@@ -42,6 +51,7 @@ export function PoolSection(props: {
           {trans.__('There are no devices to share.')}
         </div>
       )}
+      {kept ? <div className="jp-gpuslice-kept">{kept}</div> : null}
     </Section>
   );
 }
@@ -63,10 +73,7 @@ function DeviceItem(props: {
       data-health={device.health}
     >
       <div className="jp-gpuslice-item-head">
-        <span
-          className="jp-gpuslice-name"
-          title={[device.uuid, reserve(device, trans)].join('\n').trim()}
-        >
+        <span className="jp-gpuslice-name" title={device.uuid}>
           {deviceName(device, devices, trans)}
         </span>
         {healthy ? null : (
@@ -84,6 +91,9 @@ function DeviceItem(props: {
           value={device.used_mib}
           taken={taken}
           max={device.memory_mib}
+          excess={trans.__(
+            'More of its memory is in use than this pool may grant: by others, or beyond slices.'
+          )}
         />
         <Bar
           label={trans.__('Compute')}
@@ -95,6 +105,13 @@ function DeviceItem(props: {
           value={device.utilization_percent}
           taken={takenPercent}
           max={device.compute_percent}
+          excess={
+            judgesCompute(state.pool?.isolation ?? null)
+              ? trans.__(
+                  'It is busy for more of the time than this pool may grant: by others, or beyond slices.'
+                )
+              : ''
+          }
         />
       </div>
       <div className="jp-gpuslice-device-use">

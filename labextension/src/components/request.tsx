@@ -114,7 +114,13 @@ export function RequestField(props: {
           <label
             key={choice.request}
             className="jp-gpuslice-choice"
-            title={props.compact ? choice.label : undefined}
+            title={
+              !props.compact
+                ? undefined
+                : choice.free === false
+                  ? trans.__('%1, taken now', choice.label)
+                  : choice.label
+            }
             data-free={choice.free === null ? 'unknown' : String(choice.free)}
           >
             <input

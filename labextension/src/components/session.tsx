@@ -1,7 +1,7 @@
 import type { Trans } from '../format';
-import { isolation, memory, percent } from '../format';
+import { isolation, judgesCompute, memory, percent } from '../format';
 import type { IPool, ISessionNumbers } from '../types';
-import { Bar, Chip, Section } from './parts';
+import { Bar, Chip, Section, Warning } from './parts';
 
 const UNKNOWN: ISessionNumbers = {
   entitled: { memory_mib: null, devices: null, text: null },
@@ -63,6 +63,11 @@ export function SessionSection(props: {
               </tr>
             </tbody>
           </table>
+          {compute > 100 ? (
+            <div className="jp-gpuslice-detail">
+              {trans.__('Compute of 100% is one whole GPU.')}
+            </div>
+          ) : null}
           {entitled.memory_mib ? (
             <Bar
               hideLabel
@@ -76,7 +81,22 @@ export function SessionSection(props: {
               value={used.memory_mib}
               taken={held.memory_mib ?? undefined}
               max={entitled.memory_mib}
+              // Said below, where it begins: beyond what is held.
+              excess=""
             />
+          ) : null}
+          {beyond(used.memory_mib, held.memory_mib) ? (
+            <Warning>
+              {trans.__('It uses more device memory than it holds.')}
+            </Warning>
+          ) : null}
+          {beyond(used.percent, held.percent) &&
+          judgesCompute(pool.isolation) ? (
+            <Warning>
+              {trans.__(
+                'It keeps GPUs busy for more of the time than it holds. Nothing stops that here.'
+              )}
+            </Warning>
           ) : null}
         </>
       ) : (
@@ -87,4 +107,8 @@ export function SessionSection(props: {
       )}
     </Section>
   );
+}
+
+function beyond(used: number | null, held: number | null): boolean {
+  return used !== null && held !== null && used > held;
 }

@@ -3,7 +3,11 @@ import type { ReactNode } from 'react';
 import type { Trans } from '../format';
 import {
   brief,
+  busy,
+  compute,
+  excess,
   held,
+  judgesCompute,
   leaseState,
   memoryOf,
   percent,
@@ -28,6 +32,7 @@ export function ToolbarItem(props: {
   const state = useGpuState(model);
   const [lease] = kernelId ? leasesOfKernel(state.leases, kernelId) : [];
   const text = lease ? brief(lease, trans) : trans.__('No slice');
+  const restart = trans.__('restart to use');
   const title = lease
     ? describe(lease, state, trans)
     : state.pool && !state.pool.devices.length
@@ -40,16 +45,17 @@ export function ToolbarItem(props: {
       data-lease-state={lease?.state ?? 'none'}
       data-needs-restart={lease?.needs_restart || undefined}
       title={`${title}\n${trans.__('Click to choose a slice.')}`}
-      aria-label={trans.__('GPU slice: %1. Choose a slice', text)}
+      aria-label={trans.__(
+        'GPU slice: %1. Choose a slice',
+        lease?.needs_restart ? `${text} ${restart}` : text
+      )}
       aria-haspopup="dialog"
       onClick={onClick}
     >
       {icon}
       <span>{text}</span>
       {lease?.needs_restart ? (
-        <span className="jp-gpuslice-toolbar-restart">
-          {trans.__('restart to use')}
-        </span>
+        <span className="jp-gpuslice-toolbar-restart">{restart}</span>
       ) : null}
     </button>
   );
@@ -65,14 +71,27 @@ function describe(lease: ILease, state: IGpuState, trans: Trans): string {
     );
   } else {
     const has = held(lease.slices);
+    const used = busy(lease);
+    const over = excess(trans);
     lines.push(
-      where(lease, state.pool?.devices ?? [], trans),
+      where(lease.slices, state.pool?.devices ?? [], trans),
       trans.__(
         'Memory %1',
         memoryOf(lease.used?.memory_mib, has.memory_mib, trans)
       ),
-      trans.__('Compute %1', percent(lease.used?.utilization_percent, trans))
+      trans.__(
+        '%1 %2 / %3',
+        compute(has.devices, trans),
+        percent(used, trans),
+        percent(has.cap_percent, trans)
+      )
     );
+    if ((lease.used?.memory_mib ?? 0) > has.memory_mib) {
+      lines.push(over.memory);
+    }
+    if ((used ?? 0) > has.cap_percent && judgesCompute(lease.isolation)) {
+      lines.push(over.compute);
+    }
   }
   if (lease.needs_restart) {
     lines.push(trans.__('Restart the kernel to use this slice.'));

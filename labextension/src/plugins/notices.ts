@@ -6,6 +6,7 @@ import { Notification } from '@jupyterlab/apputils';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 
 import { CommandIDs } from '../commands';
+import { Once } from '../once';
 import { IGpuModel } from '../tokens';
 
 /** How long a notice that needs no answer stays, in ms. */
@@ -24,17 +25,21 @@ export const noticesPlugin: JupyterFrontEndPlugin<void> = {
     translator: ITranslator | null
   ) => {
     const trans = (translator ?? nullTranslator).load('jupyter_gpuslice');
+    const once = new Once(app.serviceManager.serverSettings.baseUrl);
     model.noticed.connect((_, { level, message, kernel }) => {
       const name = model.state.kernels.find(k => k.id === kernel)?.name;
-      Notification.emit(name ? `${name}: ${message}` : message, level, {
-        autoClose: level === 'info' ? SHORT : false,
-        actions: [
-          {
-            label: trans.__('Show GPU slices'),
-            callback: () => void app.commands.execute(CommandIDs.open)
-          }
-        ]
-      });
+      const text = name ? `${name}: ${message}` : message;
+      once.show([level, kernel, message].join('\n'), () =>
+        Notification.emit(text, level, {
+          autoClose: level === 'info' ? SHORT : false,
+          actions: [
+            {
+              label: trans.__('Show GPU slices'),
+              callback: () => void app.commands.execute(CommandIDs.open)
+            }
+          ]
+        })
+      );
     });
   }
 };
