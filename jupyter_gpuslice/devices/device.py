@@ -17,7 +17,8 @@ class Device:
     ``memory_mib`` is what the device has in all (MiB); ``reserve_mib`` of it is never granted
     (driver and context overhead). ``parent`` is the UUID of a MIG instance's GPU, ``profile`` its
     MIG profile such as ``1g.10gb``. ``index``, ``numa`` and ``pci`` are for people to recognise a
-    device; nothing addresses one by them.
+    device; nothing addresses one by them. ``nodes`` are the device nodes that a process opens to
+    use this device and no other one, such as ``/dev/nvidia0``; none when they are not known.
     """
 
     uuid: str
@@ -30,6 +31,7 @@ class Device:
     index: int | None = None
     numa: int | None = None
     pci: str | None = None
+    nodes: tuple[str, ...] = ()
 
     @property
     def grantable_mib(self) -> int:
@@ -43,7 +45,9 @@ class Device:
     def from_dict(cls, data: Mapping[str, Any]) -> Device:
         """Raises ``KeyError`` or ``TypeError`` when a required field is missing or unusable."""
         known = {f.name for f in fields(cls)}
-        return cls(**{key: value for key, value in data.items() if key in known})
+        values = {key: value for key, value in data.items() if key in known}
+        # JSON has no tuples.
+        return cls(**{**values, "nodes": tuple(values.get("nodes", ()))})
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import pynvml
 
 from .bounded import BoundedCalls, HungError
 from .device import Device, DeviceUse, Health, ProcessUse
+from .nodes import gpu_nodes, mig_nodes
 
 T = TypeVar("T")
 
@@ -210,6 +211,7 @@ class NvmlSource:
         """The GPU itself, or the MIG devices that it is divided into."""
         mode = _ask(pynvml.nvmlDeviceGetMigMode, handle)
         pci = _ask(pynvml.nvmlDeviceGetPciInfo, handle)
+        minor = _ask(pynvml.nvmlDeviceGetMinorNumber, handle)
         gpu = Device(
             uuid,
             _text(_ask(pynvml.nvmlDeviceGetName, handle)) or "NVIDIA GPU",
@@ -218,6 +220,7 @@ class NvmlSource:
             index=index,
             numa=_numa(handle),
             pci=_text(pci.busId) if pci is not None else None,
+            nodes=gpu_nodes(minor),
         )
         if mode is None or mode[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
             device = self._with_memory(gpu, handle)
@@ -246,6 +249,11 @@ class NvmlSource:
                     index=place,
                     parent=uuid,
                     profile=profile,
+                    nodes=mig_nodes(
+                        minor,
+                        _ask(pynvml.nvmlDeviceGetGpuInstanceId, instance),
+                        _ask(pynvml.nvmlDeviceGetComputeInstanceId, instance),
+                    ),
                 ),
                 instance,
             )

@@ -467,6 +467,20 @@ int nvmlDeviceGetGpuInstanceId(void *handle, unsigned *id) {
     return SUCCESS;
 }
 
+int nvmlDeviceGetComputeInstanceId(void *handle, unsigned *id) {
+    ENTER(handle);
+    if (!mig) return INVALID_ARGUMENT;
+    *id = 0; /* one compute instance in each */
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMinorNumber(void *handle, unsigned *minor) {
+    ENTER(handle);
+    if (mig) return INVALID_ARGUMENT;
+    *minor = (unsigned)(device - state->device);
+    return SUCCESS;
+}
+
 int nvmlDeviceGetAttributes_v2(void *handle, Attributes *attributes) {
     ENTER(handle);
     if (!mig) return NOT_SUPPORTED;
