@@ -1,0 +1,21 @@
+# JupyterHub whose servers are systemd units of its machine, under their users' accounts. Run as root:
+#
+#     jupyterhub -f jupyterhub_config.py
+#
+# It needs `pip install 'jupyter_gpuslice[systemd]'` where the hub runs, and systemd 245 or later.
+
+from jupyter_gpuslice.hub import configure
+
+configure(c, profiles="profiles.yaml")
+c.JupyterHub.spawner_class = "gpuslice-systemd"
+
+# Which devices a server may open is settled by its lease. These bound the rest of it.
+c.SystemdSpawner.mem_limit = "32G"
+c.SystemdSpawner.cpu_limit = 8.0
+c.SystemdSpawner.isolate_tmp = True
+
+# Choose an authenticator; this one lets in the accounts of this machine that are in this group.
+c.JupyterHub.authenticator_class = "pam"
+c.PAMAuthenticator.allowed_groups = {"jupyter"}
+c.JupyterHub.bind_url = "http://127.0.0.1:8000"
+c.Spawner.default_url = "/lab"
