@@ -212,10 +212,8 @@ class Kernels:
         kernel = self._kernels.pop(kernel_id, None)
         if kernel is not None:
             self._endings[kernel_id] = asyncio.create_task(self._end(kernel))
-        ending = self._endings.get(kernel_id)
-        if ending is not None:
-            # Its process and its manager may both tell; each hears when all is free.
-            await asyncio.shield(ending)
+        # Its process and its manager may both tell; each hears when all is free.
+        await self.buried(kernel_id)
 
     async def _end(self, kernel: Kernel) -> None:
         try:
@@ -237,6 +235,15 @@ class Kernels:
             if kernel.file is not None:
                 kernel.file.remove()
             del self._endings[kernel.id]
+
+    async def buried(self, kernel_id: str) -> None:
+        """Wait until nothing is left of an earlier kernel with this id.
+
+        Its lease and its slice file would be taken from the next one when they go.
+        """
+        ending = self._endings.get(kernel_id)
+        if ending is not None:
+            await asyncio.shield(ending)
 
     def patience(self, lease: Lease, process: Process) -> float:
         """Seconds that the lease of a kernel which died waits yet for the kernel to come back."""

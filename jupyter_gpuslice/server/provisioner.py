@@ -159,6 +159,7 @@ class GpuSliceProvisioner(KernelProvisionerBase):
             return
         if self.server is not None:
             await self.server.known(KNOWN_SECONDS)
+            await self.server.buried(self.kernel_id)
         adapts = any("ipykernel" in word for word in command)
         wish = await self._wishes(env)
         torch = await _in_time(lambda: installed_torch(command[0])) if adapts else None

@@ -44,6 +44,7 @@ class Visitors:
             raise _bad("'name' is a text and 'requests' a list.")
         pairs = [w for w in wishes[:8] if isinstance(w, list) and len(w) == 2]
         await self._kernels.known(3.0)
+        await self._kernels.buried(kernel_id)
         self._own.add(kernel_id)
         env = self._kernels.prepare(
             kernel_id,

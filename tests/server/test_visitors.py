@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from typing import Any
 
@@ -31,6 +32,36 @@ async def test_a_kernel_that_died_may_come_again_and_has_a_slice(server):
         await until(lambda: server.app.kernels.get("visiting-1") is None, "it is gone", 15)
         assert await start(server, "visiting-1", second.pid) == 201
         assert server.lease("visiting-1").holds
+    finally:
+        for process in (first, second):
+            process.kill()
+            process.wait()
+
+
+async def test_a_kernel_that_comes_again_waits_for_the_end_of_the_earlier_one(server, monkeypatch):
+    runtime = server.app.kernels.runtime
+    reap, go_on = runtime._reap, asyncio.Event()
+
+    async def slow(lease: Any) -> None:
+        await go_on.wait()
+        await reap(lease)
+
+    monkeypatch.setattr(runtime, "_reap", slow)
+    first, second = sleeper(), sleeper()
+    try:
+        assert await start(server, "visiting-1", first.pid) == 201
+        earlier = server.lease("visiting-1").id
+        first.kill()
+        first.wait()
+        await until(lambda: server.app.kernels.get("visiting-1") is None, "it is gone", 15)
+        again = asyncio.create_task(start(server, "visiting-1", second.pid))
+        await asyncio.sleep(0.3)
+        assert not again.done()
+        go_on.set()
+        assert await again == 201
+        lease = server.lease("visiting-1")
+        assert lease.holds and lease.id != earlier
+        assert server.app.kernels.get("visiting-1").file.path.exists()
     finally:
         for process in (first, second):
             process.kill()
