@@ -16,6 +16,9 @@ export interface IChoice {
 
 const FRACTIONS = [0.25, 0.5];
 
+/** Parts with less memory than this are not halved, in MiB. */
+const SMALL = 1024;
+
 /**
  * Requests to choose from, smallest first, computed from the pool's devices:
  * none that this pool could not grant if it were idle.
@@ -114,11 +117,10 @@ function amounts(
   trans: Trans
 ): IChoice[] {
   const most = Math.max(...rooms.map(({ device }) => device.memory_mib));
-  return [Math.floor(most / 2), most]
-    .filter(mib => mib > 0)
-    .map(mib => ({
-      request: mib % 1024 ? `${mib}MiB` : `${mib / 1024}GiB`,
-      label: trans.__('%1 of a device', memory(mib, trans)),
-      free: rooms.some(room => room.memory >= mib)
-    }));
+  const half = Math.floor(most / 2);
+  return (half < SMALL ? [most] : [half, most]).map(mib => ({
+    request: mib % 1024 ? `${mib}MiB` : `${mib / 1024}GiB`,
+    label: trans.__('%1 of a device', memory(mib, trans)),
+    free: rooms.some(room => room.memory >= mib)
+  }));
 }

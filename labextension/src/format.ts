@@ -170,19 +170,26 @@ export function deviceName(
   devices: readonly IDevice[],
   trans: Trans
 ): string {
-  const name =
-    device.kind === 'simulated' && !/simulated/i.test(device.name)
-      ? trans.__('%1 (simulated)', device.name)
-      : device.name;
+  return [kindName(device, trans), mark(device, devices)].join(' ').trim();
+}
+
+function kindName(device: IDevice, trans: Trans): string {
+  return device.kind === 'simulated' && !/simulated/i.test(device.name)
+    ? trans.__('%1 (simulated)', device.name)
+    : device.name;
+}
+
+/** What tells a device from others of its name; empty if there are none. */
+function mark(device: IDevice, devices: readonly IDevice[]): string {
   const others = devices.filter(
     other => other.name === device.name && other.uuid !== device.uuid
   );
-  if (!others.length) {
-    return name;
-  }
   const short = beginning(device.uuid);
-  const alike = others.some(other => beginning(other.uuid) === short);
-  return `${name} ${alike ? device.uuid : short}`;
+  return !others.length
+    ? ''
+    : others.some(other => beginning(other.uuid) === short)
+      ? device.uuid
+      : short;
 }
 
 /** The first eight digits of a UUID. */
@@ -298,21 +305,22 @@ export function excess(trans: Trans): { memory: string; compute: string } {
   };
 }
 
-/** Where slices are: "NVIDIA A100-SXM4-80GB", "2 × …". */
+/** Where slices are: "NVIDIA A100-SXM4-80GB 1a2b3c4d, 5e6f7a8b". */
 export function where(
   slices: readonly ISlice[],
   devices: readonly IDevice[],
   trans: Trans
 ): string {
-  const counts = new Map<string, number>();
-  for (const slice of slices) {
-    const device = devices.find(other => other.uuid === slice.device);
-    const name = device ? deviceName(device, devices, trans) : slice.device;
-    counts.set(name, (counts.get(name) ?? 0) + 1);
+  const marks = new Map<string, Set<string>>();
+  for (const { device: uuid } of slices) {
+    const device = devices.find(other => other.uuid === uuid);
+    const name = device ? kindName(device, trans) : uuid;
+    const known = marks.get(name) ?? new Set<string>();
+    marks.set(name, known.add(device ? mark(device, devices) : ''));
   }
-  return [...counts]
-    .map(([name, n]) => (n > 1 ? `${n} × ${name}` : name))
-    .join(', ');
+  return [...marks]
+    .map(([name, all]) => `${name} ${[...all].join(', ')}`.trim())
+    .join('; ');
 }
 
 /** The UUIDs of the devices of slices, a line each. */

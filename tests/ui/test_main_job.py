@@ -57,6 +57,22 @@ def test_train_in_the_notebook_and_watch_the_sidebar(
     expect(kernel).to_have_attribute("data-lease-state", "active")
     expect(kernel).to_contain_text("example.ipynb")
 
+    # half a GPU is the whole pool here, which the panel and what is offered agree on
+    pool = lab.sidebar.get_by_role("region", name="This session's pool")
+    expect(pool.get_by_role("link")).to_have_attribute("href", "/services/gpuslice/")
+    expect(lab.sidebar.get_by_role("region", name="This session's queue")).to_be_visible()
+    page.get_by_role("button", name=re.compile("^GPU slice")).click()
+    dialog = page.get_by_role("dialog")
+    offers = dialog.get_by_role("radio")
+    expect(offers).to_have_count(4)
+    for offer, request in zip(offers.all(), ("none", "auto", "0.25", "0.5"), strict=True):
+        expect(offer).to_have_value(request)
+        offer.check()
+        expect(dialog.locator("[data-verdict]")).to_have_attribute(
+            "data-verdict", re.compile("fits|waits")
+        )
+    dialog.get_by_role("button", name="Cancel").click()
+
     assert re.search(r"simulated", lab.run("%gpu"), re.IGNORECASE)
     lab.run("%gpu why 2")
 

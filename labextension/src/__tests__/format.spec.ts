@@ -127,7 +127,7 @@ describe('leases', () => {
     const [slice] = lease().slices;
     const two = [slice, { ...slice, device: 'GPU-2' }];
     const devices = [device(), device({ uuid: 'GPU-2', name: 'H100' })];
-    expect(where(two, devices, trans)).toBe('NVIDIA A100 80GB, H100');
+    expect(where(two, devices, trans)).toBe('NVIDIA A100 80GB; H100');
     expect(where(lease().slices, [], trans)).toBe('GPU-1');
   });
 
@@ -141,7 +141,10 @@ describe('leases', () => {
     ]);
     const [slice] = lease().slices;
     const slices = uuids.map(uuid => ({ ...slice, device: uuid }));
-    expect(where(slices, devices, trans)).toBe(names.join(', '));
+    expect(where(slices, devices, trans)).toBe(
+      'NVIDIA A100 80GB 1a2b3c4d, 99999999'
+    );
+    expect(where([slices[1], slices[1]], devices, trans)).toBe(names[1]);
     expect(uuidsOf(slices)).toBe(uuids.join('\n'));
     const alike = ['GPU-1a2b3c4d-0000', 'GPU-1a2b3c4d-0001'].map(uuid =>
       device({ uuid })
@@ -313,6 +316,7 @@ describe('choices', () => {
     ['memory alone', [part(0, 10)], ['5GiB', '10GiB']],
     ['little memory, half the compute', [part(50, 10)], ['5GiB', '10GiB']],
     ['little memory, all the compute', [part(100, 10)], ['5GiB', '10GiB']],
+    ['very little memory', [part(0, 0.5)], ['512MiB']],
     ['a tenth', [part(10, 7.95)], ['4070MiB', '8140MiB']],
     [
       'half of one, and a whole one',

@@ -330,9 +330,9 @@ describe('pool and queue', () => {
   it("says that they are the session's own, and where the hub's are", async () => {
     api.thePool = pool({ hub: '/services/gpuslice/' });
     await show();
-    const link = within(section('Pool of this session')).getByRole('link');
+    const link = within(section("This session's pool")).getByRole('link');
     expect(link.getAttribute('href')).toBe('/services/gpuslice/');
-    expect(section('Queue of this session').textContent).toContain(
+    expect(section("This session's queue").textContent).toContain(
       'No kernel waits.'
     );
   });
@@ -409,7 +409,9 @@ describe('pool and queue', () => {
       expect(within(section('Pool')).getByTitle(uuid).textContent).toBe(name);
       for (const part of ['My kernels', 'Peer groups']) {
         const shown = within(section(part)).getByTitle(new RegExp(uuid));
-        expect(shown.textContent).toContain(name);
+        expect(shown.textContent).toContain(
+          'NVIDIA A100 80GB 1a2b3c4d, 5e6f7a8b'
+        );
       }
     }
   });

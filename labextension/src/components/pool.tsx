@@ -24,7 +24,7 @@ export function PoolSection(props: {
   return (
     <Section
       name="pool"
-      title={pool.hub ? trans.__('Pool of this session') : trans.__('Pool')}
+      title={pool.hub ? trans.__("This session's pool") : trans.__('Pool')}
       count={pool.devices.length}
     >
       {pool.hub ? (
@@ -176,7 +176,7 @@ export function QueueSection(props: {
   return (
     <Section
       name="queue"
-      title={hub ? trans.__('Queue of this session') : trans.__('Queue')}
+      title={hub ? trans.__("This session's queue") : trans.__('Queue')}
       count={rows.length}
     >
       {rows.length ? (

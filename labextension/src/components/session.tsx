@@ -63,11 +63,6 @@ export function SessionSection(props: {
               </tr>
             </tbody>
           </table>
-          {compute > 100 ? (
-            <div className="jp-gpuslice-detail">
-              {trans.__('Compute of 100% is one whole GPU.')}
-            </div>
-          ) : null}
           {entitled.memory_mib ? (
             <Bar
               hideLabel
@@ -84,6 +79,11 @@ export function SessionSection(props: {
               // Said below, where it begins: beyond what is held.
               excess=""
             />
+          ) : null}
+          {compute > 100 ? (
+            <div className="jp-gpuslice-unit">
+              {trans.__('Compute of 100% is one whole GPU.')}
+            </div>
           ) : null}
           {beyond(used.memory_mib, held.memory_mib) ? (
             <Warning>

@@ -56,11 +56,8 @@ export function StatusItem(props: {
     <button
       type="button"
       className="jp-gpuslice-status"
-      title={title}
-      aria-label={trans.__(
-        '%1. Show the GPU panel',
-        parts.map(part => part.text).join(' · ')
-      )}
+      // What it shows is what it is called; there may be less of it where it is narrow.
+      title={`${title}\n${trans.__('Click to show the GPU panel.')}`}
       onClick={onClick}
     >
       {parts.map(({ name, text }, index) => (
