@@ -73,6 +73,33 @@ def test_the_rights_are_objects_of_kubernetes() -> None:
         kubernetes_validate.validate(body, newest, strict=True)
 
 
+def named(text: str, kind: str) -> list[dict[str, Any]]:
+    return [body for body in yaml.safe_load_all(text) if body["kind"] == kind]
+
+
+def test_the_queues_hang_together() -> None:
+    kueue = (GIVEN / "kubernetes" / "kueue.yaml").read_text()
+    (flavor,) = named(kueue, "ResourceFlavor")
+    (cluster,) = named(kueue, "ClusterQueue")
+    (local,) = named(kueue, "LocalQueue")
+    assert local["spec"]["clusterQueue"] == cluster["metadata"]["name"]
+    (group,) = cluster["spec"]["resourceGroups"]
+    (offer,) = group["flavors"]
+    assert offer["name"] == flavor["metadata"]["name"]
+    assert [each["name"] for each in offer["resources"]] == group["coveredResources"]
+    label = f'"kueue.x-k8s.io/queue-name": "{local["metadata"]["name"]}"'
+    assert label in kueue, "what the comment says is the queue's name"
+
+    queues = named((GIVEN / "kubernetes" / "kai-queues.yaml").read_text(), "Queue")
+    parents = {each["spec"].get("parentQueue") for each in queues} - {None}
+    names = {each["metadata"]["name"] for each in queues}
+    assert parents <= names
+    values = yaml.safe_load((GIVEN / "kubernetes" / "values-kai.yaml").read_text())
+    (text,) = values["hub"]["extraConfig"].values()
+    (leaf,) = names - parents
+    assert f'"queue": "{leaf}"' in text
+
+
 def test_the_page_names_every_dialect_and_setting() -> None:
     page = (ROOT / "docs" / "kubernetes.md").read_text()
     for name, kind in DIALECTS.items():
