@@ -1,4 +1,4 @@
-# JupyterHub whose servers are systemd units of its machine, under their users' accounts. Run as root:
+# JupyterHub whose servers are systemd units of its machine, each under its user's account. As root:
 #
 #     jupyterhub -f jupyterhub_config.py
 #

@@ -136,6 +136,7 @@ def _devices(
                 "health": health,
                 "profile": device.profile,
                 "total_mib": device.memory_mib,
+                "reserve_mib": device.reserve_mib,
                 "leases": seen.get(device.uuid, []),
             }
         )

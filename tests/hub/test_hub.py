@@ -234,7 +234,16 @@ def test_tampered_options_are_refused(
     assert hub.leases() == []
 
 
-def test_a_member_may_have_the_group_s_profile(hub: Hub) -> None:
+def test_kubespawner_889_a_group_s_profile_is_had_by_its_members_and_by_no_way_else(
+    hub: Hub,
+) -> None:
+    """Also kubespawner#589, z2jh#1734."""
+    assert "For some" not in form_of(hub, login(hub, "eve"))
+    assert submit(hub, login(hub, "eve"), choice="big/2").status_code == 403
+    assert hub.spawn("eve", {"profile": "big"}).status_code == 403
+    assert hub.spawn("eve", {"profile": "big"}, "named").status_code == 403
+    assert hub.leases() == []
+    assert "For some" in form_of(hub, login(hub, "mia"))
     hub.run("mia", {"profile": "big"})
     assert hub.lease_of("mia")["request"] == "2"
 
@@ -256,7 +265,8 @@ def test_options_of_one_start_do_not_leak_into_the_next(hub: Hub) -> None:
     assert "XLA_CLIENT_MEM_FRACTION" not in env
 
 
-def test_the_form_shows_what_is_free_and_starts_a_server(hub: Hub) -> None:
+def test_operate_first_20_the_form_shows_what_is_free_and_starts_a_server(hub: Hub) -> None:
+    """Also kubeflow#6217, swan-cern/jupyterhub-extensions#59, jupyterhub#3043, renku-ui#786."""
     hub.run("ana", {"profile": "whole", "request": "1"})
     session = login(hub, "flo")
     page = form_of(hub, session)

@@ -39,7 +39,9 @@ def check(body: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("text", REQUESTS)
-def test_kubernetes_takes_the_pod_and_what_goes_with_it(variant: str, text: str) -> None:
+def test_kubespawner_637_kubernetes_takes_the_pod_and_what_goes_with_it(
+    variant: str, text: str
+) -> None:
     kind, context = dialect(variant)
     try:
         patch = kind.patch(GpuRequest.parse(text), context)
@@ -55,7 +57,7 @@ def test_kubernetes_takes_the_pod_and_what_goes_with_it(variant: str, text: str)
         assert container["resources"]["requests"][name] == amount
     claims = [claim["name"] for claim in body["spec"].get("resourceClaims", [])]
     assert claims == [use["name"] for use in container["resources"].get("claims", [])]
-    # The memory that the profile sets stays beside the GPU (kubespawner#637).
+    # The memory that the profile sets stays beside the GPU.
     assert container["resources"]["limits"]["memory"] == 2**30
 
 

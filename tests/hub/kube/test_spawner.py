@@ -105,8 +105,8 @@ def test_a_server_is_a_pod_with_its_gpu_and_goes(setting: Setting) -> None:
     eventually(lambda: not setting.pods(), "the pod's end")
 
 
-def test_nothing_of_one_start_is_left_for_the_next(setting: Setting) -> None:
-    """kubespawner#546: a GPU choice followed by a CPU choice kept the GPU."""
+def test_kubespawner_546_nothing_of_one_start_is_left_for_the_next(setting: Setting) -> None:
+    """A GPU choice followed by a CPU choice kept the GPU."""
     hub = setting.hub
     for options, gpus in (
         ({"profile": "whole", "request": "2"}, "2"),
@@ -134,10 +134,10 @@ def test_nothing_of_one_start_is_left_for_the_next(setting: Setting) -> None:
         ({"profile": "nothing"}, 400, "There is no profile"),
     ],
 )
-def test_what_cannot_be_is_refused_at_once_and_makes_no_pod(
+def test_2i2c_infrastructure_2095_what_cannot_be_is_refused_at_once_and_makes_no_pod(
     setting: Setting, options: Any, status: int, words: str
 ) -> None:
-    """2i2c-org/infrastructure#2095: an impossible request failed after 600 s, without words."""
+    """An impossible request failed after 600 s, without words."""
     began = time.monotonic()
     response = setting.hub.spawn("eve", options)
     if response.status_code == 202:
@@ -150,8 +150,10 @@ def test_what_cannot_be_is_refused_at_once_and_makes_no_pod(
     assert not setting.pods()
 
 
-def test_a_full_cluster_says_what_is_there_and_serves_when_it_can(setting: Setting) -> None:
-    """z2jh#3801: 'Insufficient nvidia.com/gpu' or a timer, and no reason."""
+def test_z2jh_3801_a_full_cluster_says_what_is_there_and_serves_when_it_can(
+    setting: Setting,
+) -> None:
+    """'Insufficient nvidia.com/gpu' or a timer, and no reason."""
     hub = setting.hub
     hub.run("ana", {"profile": "whole", "request": "1"})
     assert hub.spawn("ben", {"profile": "whole", "request": "2"}).status_code == 202
