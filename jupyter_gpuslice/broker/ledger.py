@@ -232,7 +232,9 @@ def _connect(file: Path, fresh: bool) -> sqlite3.Connection:
             f"The ledger {file} cannot be written: {error.strerror}.",
             "Make it writable, or name another file for the ledger.",
         ) from error
-    db = sqlite3.connect(file, isolation_level=None)
+    # The ledger is written on an event loop, which must not stand still for another's lock; what
+    # could not be written is tried again.
+    db = sqlite3.connect(file, isolation_level=None, timeout=0.2)
     try:
         version = _check(db, file, fresh)
         db.execute("PRAGMA journal_mode = WAL")

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..broker.broker import Broker
-from ..broker.placement import place
+from ..broker.placement import place, slice_on
 from ..broker.policy import Policy
 from ..broker.pool import Free, PoolDevice
 from ..request import GpuRequest
@@ -108,11 +108,33 @@ def how_many(
     def fits(count: int) -> bool:
         return place(request, count, pool, free, policy) is not None
 
-    low, high = 0, 1
-    while high <= _MOST and fits(high):
-        low, high = high, high * 2
-    high = min(high, _MOST + 1)
+    # No more than lie on the devices by themselves, or the search would place hundreds.
+    most = min(_MOST, sum(_side_by_side(request, member, free, policy) for member in pool))
+    low, high = 0, most + 1
+    if most and fits(most):
+        return most
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+def _side_by_side(
+    request: GpuRequest, member: PoolDevice, free: Mapping[str, Free], policy: Policy
+) -> int:
+    """How many slices of a request the free part of one device has room for, at most."""
+    if request.kind == "auto":
+        return _MOST
+    slice_ = slice_on(request, member, policy)
+    room = free.get(member.device.uuid)
+    if slice_ is None or room is None:
+        return 0
+    counts = [
+        have // want
+        for have, want in (
+            (room.memory_mib, slice_.memory_mib),
+            (room.compute_percent, slice_.compute_percent),
+        )
+        if want > 0
+    ]
+    return min(counts) if counts else _MOST

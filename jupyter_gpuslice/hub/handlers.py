@@ -30,6 +30,9 @@ POOL_SECONDS = 2.0
 ALIVE_SECONDS = 20.0
 """An empty line on a silent stream, so that a reader that is gone is noticed."""
 GROUPS_PAGE = 200
+MOST_REQUESTS = 200
+MOST_STREAMS = 32
+"""Of one user at a time: each costs a file descriptor and its share of all news."""
 
 
 class Handler(HubOAuthenticated, RequestHandler):
@@ -72,7 +75,13 @@ class Handler(HubOAuthenticated, RequestHandler):
             raise ApiError(
                 403, "forbidden", f"{user.get('name')} may not use this service with that token."
             )
-        self.caller = Caller(user["name"], admin=scraper or bool(user.get("admin")))
+        admin = bool(user.get("admin")) and not any(
+            # Code in an admin's notebook is not the admin: JupyterHub gives servers' tokens none
+            # of their rights either.
+            scope.startswith("access:servers!server=")
+            for scope in user["scopes"]
+        )
+        self.caller = Caller(user["name"], admin=scraper or admin)
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         error = kwargs.get("exc_info", (None, None, None))[1]
@@ -126,7 +135,7 @@ class Handler(HubOAuthenticated, RequestHandler):
     def body(self) -> Any:
         try:
             return json.loads(self.request.body or b"{}")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ApiError(400, "bad_request", "The body is not JSON.") from error
 
 
@@ -139,12 +148,12 @@ class Leases(Handler):
     def get(self) -> None:
         self.answer({"leases": self.node.leases(self.caller)})
 
-    def post(self) -> None:
+    async def post(self) -> None:
         if self.left():
             # It waited for us too long and asks, or has asked, anew: nobody would hear of this
             # lease, and it might take the place of the one that counts.
             raise ApiError(409, "gone", "Whoever asked has left.")
-        status, lease = self.node.create(self.caller, self.body())
+        status, lease = await self.node.start_anew(self.caller, self.body())
         self.answer(lease, status)
 
 
@@ -175,8 +184,11 @@ class Explain(Handler):
 
 
 class Availability(Handler):
+    """For the hub alone, which asks for the spawn page: a count is work for the broker."""
+
     def get(self) -> None:
-        self.answer(self.node.availability(self.get_arguments("request")[:200]))
+        requests = dict.fromkeys(self.get_arguments("request"))
+        self.answer(self.node.availability(self.caller, list(requests)[:MOST_REQUESTS]))
 
 
 class Usage(Handler):
@@ -191,6 +203,21 @@ class Events(Handler):
     """News as NDJSON: ``{"schema": "lease"|"pool", "data": …}``, as the events of a server."""
 
     async def get(self) -> None:
+        streams = self.node.streams
+        if streams[self.caller.user] >= MOST_STREAMS:
+            raise ApiError(
+                429,
+                "too_many",
+                f"{self.caller.user} follows the news {MOST_STREAMS} times already.",
+                "Close some of the pages or programs that follow it.",
+            )
+        streams[self.caller.user] += 1
+        try:
+            await self._follow()
+        finally:
+            streams[self.caller.user] -= 1
+
+    async def _follow(self) -> None:
         self.set_header("Content-Type", "application/x-ndjson")
         self.set_header("X-Accel-Buffering", "no")
         self.request.connection.stream.set_nodelay(True)  # type: ignore[union-attr]
@@ -283,6 +310,27 @@ class Index(Handler):
 class NotFound(Handler):
     async def prepare(self) -> None:
         raise ApiError(404, "not_found", "There is nothing at this address.", "It may be misspelt.")
+
+
+class NoLedger(RequestHandler):
+    """The answer to everything while the service has no ledger; why stands in the hub's log."""
+
+    def prepare(self) -> None:
+        error = ApiError(
+            503,
+            "ledger",
+            "The GPU service cannot use its ledger, so it grants nothing.",
+            "An administrator finds why in the hub's log. It goes on when that is mended.",
+        )
+        if "/api/" not in self.request.path:
+            # The page, at which JupyterHub looks to see whether the service is there: an error
+            # would end the hub.
+            self.set_header("Content-Type", "text/plain; charset=UTF-8")
+            self.finish(f"{error.message} {error.hint}\n")
+            return
+        self.set_status(error.status)
+        self.set_header("Content-Type", "application/json")
+        self.finish(json.dumps(error.to_dict()))
 
 
 async def hub_groups(hub_auth: Any) -> dict[str, list[str]]:

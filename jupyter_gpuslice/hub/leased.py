@@ -22,6 +22,7 @@ from .link import Link, LinkError, hub_secret, session_id
 from .progress import Progress, amount_words, waiting_words
 from .spawner import GpuSliceSpawner, GpuSpawnError
 
+KEEP_SECONDS = 10.0
 LEASE_VARIABLE = "JUPYTER_GPUSLICE_LEASE"
 GRANT_VARIABLE = "JUPYTER_GPUSLICE_GRANT"
 
@@ -175,6 +176,7 @@ class LeasedSpawner(GpuSliceSpawner):
         return env
 
     async def start(self) -> Any:
+        keeping = _in_background(self._keep())
         try:
             address = await super().start()
             await self._take_up()
@@ -184,7 +186,18 @@ class LeasedSpawner(GpuSliceSpawner):
         except BaseException:
             await self._abandon()
             raise
+        finally:
+            keeping.cancel()
         return address
+
+    async def _keep(self) -> None:
+        """Ask for the lease while the server starts: what nobody asks for is given to others."""
+        while self._lease_id:
+            await asyncio.sleep(KEEP_SECONDS)
+            try:
+                await self._link().call("GET", f"leases/{self._lease_id}")
+            except LinkError as error:
+                self.log.info("Lease %s cannot be asked for: %s", self._lease_id, error)
 
     async def _take_up(self) -> None:
         """Tell the service which process holds the slice: it is free when that one ends."""

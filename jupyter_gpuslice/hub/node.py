@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import combinations
@@ -17,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from ..broker.broker import Broker
 from ..broker.lease import Holder, Lease, Slice
 from ..broker.ledger import Ledger
+from ..broker.policy import Policy
 from ..broker.pool import whole
 from ..devices import FAR
 from ..devices.device import Device, DeviceSource
@@ -35,6 +37,11 @@ log = logging.getLogger(__name__)
 
 FORGET_SECONDS = 20.0
 """A waiting lease that the hub has not asked about for so long belongs to nobody any more."""
+ABANDON_SECONDS = 120.0
+"""The same for a granted one whose server is being started; a busy hub may be slow to ask."""
+
+START_SECONDS = 86400.0
+"""A start may take so long, with pulls of large images and what else there is."""
 
 ASK_BEFORE = 10.0
 KILL_BEFORE = 3.0
@@ -95,7 +102,10 @@ class Node(LeaseApi):
         near: Near,
         url: str,
         clock: Callable[[], float] = time.monotonic,
+        hub_began: float = 0.0,
     ) -> None:
+        self.streams: Counter[str] = Counter()
+        """How many streams of news each user follows."""
         self.groups: dict[str, list[str]] = {}
         super().__init__(runtime, _resolve, groups_of=lambda user: self.groups.get(user, []))
         self.metrics = CollectorRegistry()
@@ -105,6 +115,7 @@ class Node(LeaseApi):
         self._url = url
         self._monotonic = clock
         self._began = clock()
+        self._hub_began = hub_began
         self._asked: dict[str, float] = {}
         self._told: set[str] = set()
 
@@ -113,17 +124,30 @@ class Node(LeaseApi):
         return self._node.broker
 
     @classmethod
-    def of(cls, machine: Machine, source: DeviceSource, ledger: Ledger, url: str) -> Node:
-        """A node with a machine's devices; it owns ``source`` and ``ledger`` from now on."""
+    def of(
+        cls,
+        machine: Machine,
+        source: DeviceSource,
+        ledger: Ledger,
+        url: str,
+        hub_began: float = 0.0,
+    ) -> Node:
+        """A node with a machine's devices; it owns ``source`` and ``ledger`` from now on.
+
+        ``hub_began`` is when the hub's process started (seconds since the epoch): what was asked
+        for before that nobody waits for.
+        """
         broker = Broker(
             whole(machine.devices),
             ledger,
             time.time,
             isolation=machine.isolation,
+            # How long a start takes is the hub's affair: see `forget`.
+            policy=Policy(activate_within=START_SECONDS),
             nearness=machine.nearness,
         )
         runtime = BrokerRuntime(broker, ledger, source, note=source.note, log=log)
-        return cls(runtime, machine.near, url)
+        return cls(runtime, machine.near, url, hub_began=hub_began)
 
     async def start(self) -> None:
         """Take over the sessions that live, free those that do not, and begin to measure."""
@@ -134,12 +158,17 @@ class Node(LeaseApi):
                 if session.grant.get("url") == self._url:
                     self._adopt(session)
         for lease in self.broker.leases():
-            if lease.state == "granted" and not lease.processes:
+            if lease.processes:
+                continue
+            if lease.state == "granted":
                 # The server may have come up while nobody was there to be told: its environment
                 # carries the lease.
                 found = await asyncio.to_thread(leftovers, lease)
                 if found:
                     self.broker.activate(lease.id, found)
+                    continue
+            if lease.created < self._hub_began:
+                self.broker.release(lease.id, "The hub that asked for it is gone.")
         await self._node.start()
 
     def _adopt(self, session: Session) -> None:
@@ -172,20 +201,21 @@ class Node(LeaseApi):
     async def stop(self) -> None:
         await self._node.stop()
 
-    def create(self, caller: Caller, body: Any) -> tuple[int, dict[str, Any]]:
+    async def start_anew(self, caller: Caller, body: Any) -> tuple[int, dict[str, Any]]:
         """``POST leases``, for the hub alone.
 
-        A new start takes the place of an earlier one of the same server that never came to life:
-        the hub may have lost the answer, or have died itself.
+        A new start takes the place of every earlier one of the same server, which the hub knows
+        nothing of any more: it may have lost our answer, or have died while the server came up.
+        What is left of it is ended, or it would hold its slice for ever.
         """
         if not isinstance(caller, Hub):
             _resolve(caller, None, None)
         holder = body.get("holder") if isinstance(body, dict) else None
         holder_id = holder.get("id") if isinstance(holder, dict) else None
         for lease in self.broker.leases():
-            if lease.holder.id == holder_id and not lease.processes:
-                self.broker.release(lease.id, "The server was started anew.")
-        status, view = super().create(caller, body)
+            if lease.holder.id == holder_id:
+                await self._node.end(lease.id, "The server was started anew.")
+        status, view = self.create(caller, body)
         self._asked[view["id"]] = self._monotonic()
         return status, view
 
@@ -211,9 +241,13 @@ class Node(LeaseApi):
         return super().change(caller, lease_id, body)
 
     async def end(self, caller: Caller, lease_id: str) -> dict[str, Any]:
-        """``DELETE leases/{id}``: leave the queue. What a server holds ends with the server."""
+        """``DELETE leases/{id}``: leave the queue. What a server holds ends with the server.
+
+        An admin's ends the server with it.
+        """
         lease = self._own(caller, lease_id)
-        if isinstance(caller, Hub):
+        if caller.admin:
+            # Also what a server holds that the hub does not know: nobody could stop that one.
             await self._node.end(lease_id)
             return self._view(self._own(caller, lease_id), caller)
         if lease.holds:
@@ -249,8 +283,9 @@ class Node(LeaseApi):
             raise ApiError(409, "wrong_state", f"The lease is {lease.state}.")
         return grant_of(lease, [m.device for m in self.broker.pool], self._near, self._url)
 
-    def availability(self, requests: Iterable[str]) -> dict[str, Any]:
-        """``GET availability?request=…&request=…``: how much of each is free."""
+    def availability(self, caller: Caller, requests: Iterable[str]) -> dict[str, Any]:
+        """``GET availability?request=…&request=…``, for the hub alone: how much is free of each."""
+        _hub_only(caller)
         try:
             wanted = [GpuRequest.parse(text) for text in requests]
         except RequestError as error:
@@ -276,12 +311,15 @@ class Node(LeaseApi):
                     _terminate(process)
 
     def forget(self) -> None:
-        """Let go of waiting leases that nobody asks about any more (a hub that died)."""
+        """Let go of leases without a server that nobody asks about any more (a hub that died)."""
         now = self._monotonic()
-        queued = {lease.id for lease in self.broker.queue()}
-        self._asked = {id_: when for id_, when in self._asked.items() if id_ in queued}
-        for id_ in queued:
-            if now - self._asked.get(id_, self._began) > FORGET_SECONDS:
+        patience = {lease.id: FORGET_SECONDS for lease in self.broker.queue()}
+        for lease in self.broker.leases():
+            if lease.state == "granted" and not lease.processes:
+                patience[lease.id] = ABANDON_SECONDS
+        self._asked = {id_: when for id_, when in self._asked.items() if id_ in patience}
+        for id_, seconds in patience.items():
+            if now - self._asked.get(id_, self._began) > seconds:
                 self.broker.release(id_, "Nobody waits for it any more.")
 
     def subscribe(self, listener: Callable[[Any], None]) -> Callable[[], None]:

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -19,6 +21,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import urlsplit
 
+import psutil
 from jupyterhub.services.auth import HubOAuth
 from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
@@ -28,7 +31,7 @@ from ..broker.ledger import Ledger, LedgerError
 from ..devices import open_devices
 from ..devices.process import Process
 from ..server.watch import ProcessWatch
-from .handlers import routes
+from .handlers import NoLedger, routes
 from .link import SECRET_VARIABLE, SETTINGS_VARIABLE
 from .node import Machine, Node
 
@@ -37,6 +40,7 @@ log = logging.getLogger("jupyter_gpuslice.hub")
 PATIENCE = 20.0
 """Seconds to wait for the port and the ledger of an earlier service that is about to end."""
 LOOK_SECONDS = 1.0
+AGAIN_SECONDS = 5.0
 TOKEN_SECONDS = 30
 """How long the hub's word on a token is remembered."""
 MOST_BODY = 1 << 20
@@ -77,6 +81,7 @@ async def serve(settings: Settings, environ: Mapping[str, str]) -> None:
     """Serve until the hub says stop or is gone."""
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
+    _more_files()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, done.set)
 
@@ -89,12 +94,14 @@ async def serve(settings: Settings, environ: Mapping[str, str]) -> None:
     watch.only([settings.hub])
     address = environ["JUPYTERHUB_SERVICE_URL"]
     sockets = await _patiently(lambda: _bind(address), _busy, done)
-    ledger = await _patiently(lambda: Ledger.open(settings.ledger), _locked, done)
+    ledger = await _ledger(settings.ledger, sockets, done)
+    if ledger is None:
+        return
     source = await asyncio.to_thread(open_devices, settings.simulate, settings.reserve_mib)
     prefix = environ["JUPYTERHUB_SERVICE_PREFIX"]
     api = f"{address.rstrip('/')}{prefix}api/v1/"
     machine = await asyncio.to_thread(Machine.look, source)
-    node = Node.of(machine, source, ledger, api)
+    node = Node.of(machine, source, ledger, api, hub_began=_began(settings.hub))
     await node.start()
     HubOAuth.instance(cache_max_age=TOKEN_SECONDS)
     app = Application(
@@ -111,6 +118,49 @@ async def serve(settings: Settings, environ: Mapping[str, str]) -> None:
     await asyncio.wait_for(server.close_all_connections(), 5)
     await node.stop()
     watch.close()
+
+
+async def _ledger(path: str, sockets: list[socket.socket], done: asyncio.Event) -> Ledger | None:
+    """The ledger; None if the service is stopped before there is one.
+
+    JupyterHub ends when a service of its own does, and then nobody could log in, not even for a
+    server without a GPU. While the ledger cannot be used every call is therefore answered, with a
+    refusal in words, and the ledger is tried again.
+    """
+    try:
+        return await _patiently(lambda: Ledger.open(path), _locked, done)
+    except ServiceError as error:
+        log.critical("No GPU is granted: %s", error)
+    stand_in = HTTPServer(Application([(r".*", NoLedger)]), max_body_size=MOST_BODY)
+    stand_in.add_sockets([each.dup() for each in sockets])
+    try:
+        while not done.is_set():
+            try:
+                ledger = Ledger.open(path)
+            except (OSError, LedgerError):
+                await asyncio.wait([asyncio.ensure_future(done.wait())], timeout=AGAIN_SECONDS)
+            else:
+                log.warning("The ledger can be used now.")
+                return ledger
+    finally:
+        stand_in.stop()
+        await stand_in.close_all_connections()
+    return None
+
+
+def _began(process: Process) -> float:
+    """When a process started, in seconds since the epoch; 0 is unknown."""
+    try:
+        return psutil.Process(process.pid).create_time()
+    except psutil.Error:
+        return 0.0
+
+
+def _more_files() -> None:
+    """Every reader of news has a file: what the account may have is not what it has by default."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _look_after(node: Node) -> None:

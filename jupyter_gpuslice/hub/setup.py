@@ -58,6 +58,10 @@ def configure(
     if "spawner_class" not in c.JupyterHub:
         c.JupyterHub.spawner_class = "gpuslice-local"
     c.GpuSliceSpawner.profiles = declared
+    if "concurrent_spawn_limit" not in c.JupyterHub:
+        # A start that waits for its slice counts as one, and may wait for an hour: with the
+        # hub's default nobody could log in any more behind a hundred of them.
+        c.JupyterHub.concurrent_spawn_limit = 0
     base = c.JupyterHub.get("base_url", "/")
     c.LeasedSpawner.service_url = f"{url}{base.rstrip('/')}/services/{SERVICE}/api/v1/"
     ledger_path = os.path.abspath(ledger)

@@ -74,8 +74,11 @@ class ProcessWatch:
 
     def _poll(self) -> None:
         self._timer = None
-        for process in list(self._polled):
-            if not process.alive():
-                self._end(process)
-        if self._polled:
-            self._poll_later()
+        try:
+            for process in list(self._polled):
+                if not process.alive():
+                    self._end(process)
+        finally:
+            # Also when there was no file to look with: the next time there may be one.
+            if self._polled:
+                self._poll_later()

@@ -224,3 +224,30 @@ def test_many_who_start_at_once_get_what_there_is_and_nothing_twice(hub: Hub) ->
     for user in users:
         hub.end(user)
     eventually(lambda: not hub.leases(), "an empty pool")
+
+
+def test_a_ledger_that_cannot_be_used_costs_no_login_and_no_server_without_a_gpu(
+    make_hub: Callable[..., Hub],
+) -> None:
+    hub = make_hub()
+    hub.stop()
+    ledger = hub.root / "jupyter_gpuslice.sqlite"
+    kept = ledger.read_bytes()
+    for each in hub.root.glob("jupyter_gpuslice.sqlite-*"):
+        each.unlink()
+    ledger.write_bytes(b"no database" * 1000)
+    hub.start()
+    hub.run("cpu", {"profile": "cpu"})
+    answer = hub.gpu("GET", "pool", "whatever")
+    assert (answer.status_code, answer.json()["reason"]) == (503, "ledger")
+    response = hub.spawn("ana", {"profile": "slice"})
+    words = response.text
+    if response.status_code == 202:
+        words = hub.progress("ana", lambda event: bool(event.get("failed")))[-1]["message"]
+    assert "ledger" in words
+    assert str(ledger) not in words, "where it lies is for the log"
+    assert "No GPU is granted" in hub.log()
+
+    ledger.write_bytes(kept)
+    eventually(lambda: hub.gpu("GET", "pool", hub.user_token("ana")).ok, "the ledger again")
+    hub.run("ana", {"profile": "slice", "request": "0.5"})

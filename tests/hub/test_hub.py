@@ -15,6 +15,7 @@ import pytest
 import requests
 import yaml
 
+from jupyter_gpuslice.hub.handlers import MOST_STREAMS
 from tests.hub.hubs import DEADLINE, Hub, eventually
 
 pytestmark = pytest.mark.slow
@@ -512,8 +513,64 @@ def test_its_answers_are_what_the_openapi_document_says(hub: Hub) -> None:
             name = response["$ref"].rpartition("/")[2]
             response = document["components"]["responses"][name]
         schema = response["content"]["application/json"]["schema"]
-        answer = hub.gpu("GET", path[1:].replace("{lease}", lease) + query, hub.admin())
+        service = hub.service()
+        assert service is not None
+        secret = service.environ()["JUPYTER_GPUSLICE_HUB_SECRET"]
+        who = f"token {hub.admin()}" if path != "/availability" else f"gpuslice {secret}"
+        answer = requests.get(
+            f"{hub.api}{path.replace('{lease}', lease)}{query}",
+            headers={"Authorization": who},
+            timeout=30,
+        )
         assert answer.ok, answer.text
         jsonschema.Draft202012Validator({**schema, "components": document["components"]}).validate(
             answer.json()
         )
+
+
+def test_what_costs_the_broker_much_is_for_the_hub_alone(hub: Hub) -> None:
+    for token in (hub.user_token("ana"), hub.admin()):
+        assert hub.gpu("GET", "availability?request=64MiB", token).status_code == 403
+
+
+def test_code_in_an_admin_s_server_is_no_admin(hub: Hub) -> None:
+    hub.run("ana", {"profile": "slice", "request": "0.5"})
+    hub.run("admin", {"profile": "cpu"})
+    lease = hub.lease_of("ana")["id"]
+    token = hub.server("admin").environ()["JUPYTERHUB_API_TOKEN"]
+    assert hub.leases(token) == []
+    assert hub.gpu("GET", "pool", token).json()["admin"] is False
+    assert hub.gpu("PATCH", f"leases/{lease}", token, json={"ttl": 1}).status_code in (403, 404)
+    assert hub.gpu("DELETE", f"leases/{lease}", token).status_code in (403, 404)
+    assert hub.lease_of("ana")["state"] == "active"
+
+
+def test_an_admin_may_end_what_is_held_and_its_owner_stops_the_server(hub: Hub) -> None:
+    hub.run("ana", {"profile": "slice", "request": "0.5"})
+    lease, server = hub.lease_of("ana")["id"], hub.server("ana")
+    assert hub.gpu("DELETE", f"leases/{lease}", hub.user_token("ana")).status_code == 409
+    assert hub.gpu("DELETE", f"leases/{lease}", hub.admin()).status_code == 200
+    eventually(lambda: not hub.leases(), "the slice")
+    eventually(lambda: not server.is_running() or server.status() == "zombie", "its end")
+
+
+def test_a_user_follows_the_news_so_many_times_and_no_more(hub: Hub) -> None:
+    token = hub.user_token("ana")
+    streams = [hub.gpu("GET", "events", token, stream=True) for _ in range(MOST_STREAMS)]
+    try:
+        assert {each.status_code for each in streams} == {200}
+        refused = hub.gpu("GET", "events", token)
+        assert (refused.status_code, refused.json()["reason"]) == (429, "too_many")
+        other = hub.gpu("GET", "events", hub.user_token("ben"), stream=True)
+        assert other.status_code == 200
+        other.close()
+    finally:
+        for each in streams:
+            each.close()
+    eventually(lambda: hub.gpu("GET", "pool", token).ok, "an answer")
+
+
+def test_a_body_that_cannot_be_read_is_no_fault_of_the_service(hub: Hub) -> None:
+    for body in ("[" * 100_000, "{", "\xff"):
+        answer = hub.gpu("POST", "explain", hub.user_token("ana"), data=body)
+        assert answer.status_code == 400, answer.text

@@ -7,14 +7,17 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jupyter_gpuslice.broker import Ledger
 from jupyter_gpuslice.devices import SimulatedSource
-from jupyter_gpuslice.hub.node import Machine, Node
+from jupyter_gpuslice.devices.process import Process
+from jupyter_gpuslice.hub.node import ABANDON_SECONDS, HUB, Machine, Node
 
 URL = "http://127.0.0.1:1/services/gpuslice/api/v1/"
 SERVER = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
@@ -68,3 +71,79 @@ def test_it_takes_over_its_own_servers_and_nobody_elses(run) -> None:
             await node.stop()
 
     asyncio.run(start())
+
+
+def ask(session: str, request: str = "1") -> dict[str, Any]:
+    return {"request": request, "holder": {"kind": "session", "id": session}, "wait": True}
+
+
+def with_node(work: Callable[..., Any], path: Path | None = None, **more: Any) -> None:
+    async def do() -> None:
+        source = SimulatedSource("a100-80gb:1")
+        node = Node.of(Machine.look(source), source, Ledger.open(path), URL, **more)
+        await node.start()
+        try:
+            await work(node)
+        finally:
+            await node.stop()
+
+    asyncio.run(do())
+
+
+def test_what_an_earlier_hub_asked_for_is_free_when_the_next_one_begins(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.sqlite"
+
+    async def begin(node: Node) -> None:
+        _, granted = await node.start_anew(HUB, ask("ana/"))
+        _, queued = await node.start_anew(HUB, ask("ben/"))
+        assert (granted["state"], queued["state"]) == ("granted", "queued")
+
+    async def same_hub(node: Node) -> None:
+        assert [lease.state for lease in node.broker.leases()] == ["granted", "queued"]
+
+    async def next_hub(node: Node) -> None:
+        assert node.broker.leases() == []
+
+    began = time.time() - 10
+    with_node(begin, ledger, hub_began=began)
+    with_node(same_hub, ledger, hub_began=began)
+    with_node(next_hub, ledger, hub_began=time.time() + 1)
+
+
+def test_a_new_start_ends_what_is_left_of_an_earlier_one() -> None:
+    """A server whose hub was killed before it had noted it: no hub would ever stop it."""
+    orphans = []
+
+    async def work(node: Node) -> None:
+        _, first = await node.start_anew(HUB, ask("ana/"))
+        env = {**os.environ, "JUPYTER_GPUSLICE_LEASE": first["id"]}
+        orphan = await asyncio.to_thread(subprocess.Popen, ["sleep", "600"], env=env)
+        orphans.append(orphan)
+        node.broker.activate(first["id"], [Process.of(orphan.pid)])
+        _, second = await node.start_anew(HUB, ask("ana/"))
+        assert second["state"] == "granted" and second["id"] != first["id"]
+        assert [lease.id for lease in node.broker.leases()] == [second["id"]]
+        assert await asyncio.to_thread(orphan.wait, 30) != 0
+
+    try:
+        with_node(work)
+    finally:
+        for orphan in orphans:
+            orphan.kill()
+            orphan.wait()
+
+
+def test_a_start_keeps_its_slice_for_as_long_as_it_is_asked_for() -> None:
+    async def work(node: Node) -> None:
+        now = node._monotonic()
+        node._monotonic = lambda: now
+        _, lease = await node.start_anew(HUB, ask("ana/"))
+        for _ in range(10):
+            now += ABANDON_SECONDS - 1
+            node.forget()
+            assert node.lease(HUB, lease["id"])["state"] == "granted"
+        now += ABANDON_SECONDS + 1
+        node.forget()
+        assert node.broker.leases() == []
+
+    with_node(work)

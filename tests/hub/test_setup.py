@@ -77,7 +77,9 @@ def test_what_the_admin_chose_stays() -> None:
     c.JupyterHub.base_url = "/hubs/one/"
     c.JupyterHub.services = [{"name": "cull"}]
     c.JupyterHub.load_roles = [{"name": "server", "scopes": ["inherit"]}, {"name": "x"}]
+    c.JupyterHub.concurrent_spawn_limit = 7
     configure(c, PROFILES)
+    assert c.JupyterHub.concurrent_spawn_limit == 7
     assert c.JupyterHub.spawner_class == "mine"
     assert c.LeasedSpawner.service_url.endswith(":8079/hubs/one/services/gpuslice/api/v1/")
     assert [service["name"] for service in lists(c, "services")] == ["cull", "gpuslice"]
