@@ -210,6 +210,10 @@ def load(text: str) -> tuple[Any, yaml.Node | None, list[ProfileError]]:
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         line = mark.line + 1 if mark else None
         raise ProfileError(f"This is not YAML: {problem}.", line=line) from error
+    except ProfileError:
+        raise
+    except (RecursionError, ValueError) as error:
+        raise ProfileError(f"This is no file of profiles: {str(error) or 'too deep'}.") from error
 
 
 def line_of(fault: ProfileError, node: yaml.Node | None) -> int | None:

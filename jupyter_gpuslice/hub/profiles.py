@@ -127,6 +127,10 @@ def _profile(n: int, item: Mapping[str, Any], faults: Faults) -> Profile:
     with faults.noted():
         ttl = _ttl(where, item["ttl"]) if "ttl" in item else None
     spawner = item.get("spawner", {})
+    with faults.noted():
+        _check_texts(where, item)
+    with faults.noted():
+        _check_url(f"{where}.spawner.default_url", spawner.get("default_url", ""))
     return Profile(
         slug=slug,
         display_name=item.get("display_name") or slug,
@@ -140,6 +144,38 @@ def _profile(n: int, item: Mapping[str, Any], faults: Faults) -> Profile:
         environment=dict(spawner.get("environment", {})),
         default_url=spawner.get("default_url", ""),
     )
+
+
+def _check_texts(where: str, value: Any) -> None:
+    """No text that a page cannot show or an environment cannot hold."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            _check_texts(where, key)
+            _check_texts(f"{where}.{key}", each)
+    elif isinstance(value, list):
+        for number, each in enumerate(value):
+            _check_texts(f"{where}[{number}]", each)
+    elif isinstance(value, str) and ("\0" in value or not _encodes(value)):
+        raise ProfileError(f"{shown(value)} has characters that no text may have.", where=where)
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _check_url(where: str, url: str) -> None:
+    try:
+        url.format(username="", base_url="")
+    except (LookupError, ValueError, AttributeError) as error:
+        raise ProfileError(
+            f"{shown(url)} is no address: only {{username}} and {{base_url}} are filled in.",
+            where=where,
+            hint="Write {{ and }} for braces that stay.",
+        ) from error
 
 
 def _check_hold(where: str, hold: str) -> None:

@@ -31,7 +31,9 @@ def test_the_schema_is_one_of_its_draft() -> None:
     Draft202012Validator.check_schema(schema())
 
 
-@pytest.mark.parametrize("path", sorted((HERE / "../..").resolve().glob("hub_config/**/*.yaml")))
+@pytest.mark.parametrize(
+    "path", sorted((HERE / "../..").resolve().glob("hub_config/*/profiles.yaml"))
+)
 def test_the_examples_are_valid(path: Path) -> None:
     assert load_profiles(path).all
 
@@ -274,3 +276,29 @@ def test_whatever_it_is_there_is_one_message_and_no_other_error(
             assert error.message
         else:
             assert all(profile.choices for profile in read.all)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'profiles: [{slug: a, request: 1, spawner: {default_url: "/{nope}"}}]',
+        'profiles: [{slug: a, request: 1, spawner: {default_url: "/{"}}]',
+        'profiles: [{slug: a, request: 1, spawner: {default_url: "/{0}"}}]',
+        'profiles: [{slug: a, request: 1, spawner: {default_url: "/{username.nope}"}}]',
+        'profiles: [{slug: a, request: 1, display_name: "\\ud800"}]',
+        'profiles: [{slug: a, request: 1, spawner: {environment: {A: "\\0"}}}]',
+        "profiles: [{slug: a, request: " + "9" * 5000 + "}]",
+        "[" * 5000,
+    ],
+)
+def test_what_would_break_the_hub_is_a_fault_of_the_file(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "profiles.yaml"
+    path.write_text(text)
+    with pytest.raises(ProfileError):
+        load_profiles(path)
+
+
+def test_an_address_may_have_what_jupyterhub_fills_in(tmp_path: Path) -> None:
+    path = tmp_path / "profiles.yaml"
+    path.write_text('profiles: [{slug: a, request: 1, spawner: {default_url: "/lab/{username}"}}]')
+    assert load_profiles(path).all[0].default_url == "/lab/{username}"
