@@ -16,7 +16,7 @@ from typing import Any
 from ..devices.process import Process
 from ..request import GpuRequest
 from .draft import Draft
-from .explain import Explanation, Refused, fewer, hint, never, not_now, queued, would_fit
+from .explain import Explanation, Refused, Why, fewer, hint, never, not_now, queued, would_fit
 from .lease import Holder, Lease
 from .ledger import Change, Ledger, LedgerError
 from .placement import Nearness, place
@@ -55,6 +55,7 @@ class Broker:
         self._nearness = nearness
         self._elsewhere = elsewhere
         self._lost: dict[str, str] = {}
+        self._cordoned = ledger.cordoned()
         self._listeners: list[Listener] = []
         self._news: deque[Lease] = deque()
         self._telling = False
@@ -76,6 +77,16 @@ class Broker:
         """The devices that failed, and why."""
         return dict(self._lost)
 
+    @property
+    def cordoned(self) -> dict[str, str]:
+        """The devices on which nothing new is granted, and why; what is held there stays."""
+        return {uuid: why for uuid, why in self._cordoned.items() if uuid in self._pool}
+
+    @property
+    def _closed(self) -> set[str]:
+        """The devices on which nothing can be granted now."""
+        return self._lost.keys() | self._cordoned.keys()
+
     def get(self, lease_id: str) -> Lease | None:
         """A lease by its id, also one that has ended."""
         return self._leases.get(lease_id) or self._ledger.get(lease_id)
@@ -94,7 +105,10 @@ class Broker:
         return ids.index(lease_id) + 1 if lease_id in ids else None
 
     def free(self) -> dict[str, Free]:
-        """What is left of each device; nothing of one that failed or is oversubscribed."""
+        """What nobody holds of each device; nothing of one that failed or is oversubscribed.
+
+        Nothing is granted of a cordoned device, whatever is left of it.
+        """
         return {
             uuid: Free(0, 0)
             if uuid in self._lost
@@ -137,6 +151,8 @@ class Broker:
         position = [lease.id for lease in ordered(draft.leases.values())].index(probe.id) + 1
         if place(probe.request, probe.workers, self.pool, room, self.policy) is not None:
             why = queued(position - 1)
+        elif (closed := self._cordon_binds(probe, draft.leases.values())) is not None:
+            why = closed
         else:
             why = not_now(probe.request, probe.workers, self.pool, room, self.policy)
         ahead = [lease for lease in draft.leases.values() if lease.id != probe.id]
@@ -145,12 +161,28 @@ class Broker:
         text = f"{text} It would wait at position {position}, {_wait_text(estimate)}."
         return Explanation(False, why.reason, why.message, text, False, options, position, estimate)
 
+    def _cordon_binds(self, probe: Lease, leases: Iterable[Lease]) -> Why | None:
+        """That a request only fails for devices that are cordoned, in their reasons' words."""
+        room = {
+            uuid: left for uuid, left in free(self.pool, leases).items() if uuid not in self._lost
+        }
+        slices = place(probe.request, probe.workers, self.pool, room, self.policy)
+        shut = sorted({s.device for s in slices or ()} & self._cordoned.keys())
+        if not shut:
+            return None
+        whys = {why for uuid in shut if (why := self._cordoned[uuid])}
+        names = sorted({self._pool[uuid].device.name for uuid in shut})
+        told = f" ({'; '.join(sorted(whys))})" if whys else ""
+        return Why(
+            "cordoned", f"{probe.request} would fit on {', '.join(names)}, which is closed{told}."
+        )
+
     def _options(
         self, request: GpuRequest, workers: int, leases: Sequence[Lease]
     ) -> tuple[tuple[str, ...], str]:
         """What would fit of what nobody holds or waits for, and that in words."""
         room = self._room(leases)
-        awaited = serve(leases, self.pool, self.policy, None, self._lost).awaited
+        awaited = serve(leases, self.pool, self.policy, None, self._closed).awaited
         unclaimed = {uuid: left for uuid, left in room.items() if uuid not in awaited}
         options = would_fit(request, workers, self.pool, unclaimed, self.policy)
         some = fewer(request, workers, self.pool, unclaimed, self.policy) if workers > 1 else 0
@@ -258,7 +290,7 @@ class Broker:
         if slices is None:
             raise Refused.of(self.explain(request, workers=lease.workers, instead_of=lease.id))
         before = {s.device: Free(s.memory_mib, s.compute_percent) for s in lease.slices}
-        awaited = serve(self._leases.values(), self.pool, self.policy, None, self._lost).awaited
+        awaited = serve(self._leases.values(), self.pool, self.policy, None, self._closed).awaited
         for slice_ in slices:
             grows = not before.get(slice_.device, Free(0, 0)).holds(slice_)
             if grows and slice_.device in awaited:
@@ -365,6 +397,36 @@ class Broker:
             self._lost[uuid] = why
             raise
 
+    def cordon(self, uuid: str, why: str = "") -> None:
+        """Grant nothing more on a device, also after a restart; what is held there stays.
+
+        :class:`Refused` for a device that is not in the pool.
+        """
+        if uuid not in self._pool:
+            raise Refused("not_found", f"There is no device {uuid[:80]} here.")
+        self._set_cordoned({**self._cordoned, uuid: why})
+
+    def uncordon(self, uuid: str) -> None:
+        """Let a device be granted again; one that is not cordoned stays as it is."""
+        if uuid in self._cordoned:
+            self._set_cordoned({u: why for u, why in self._cordoned.items() if u != uuid})
+
+    def _set_cordoned(self, cordoned: dict[str, str]) -> None:
+        self._ledger.set_cordoned(cordoned)
+        self._cordoned = cordoned
+        with self._change() as draft:
+            draft.serve()
+
+    def end_by(self, lease_id: str, when: float, why: str = "") -> Lease:
+        """Let what is held end at ``when`` (clock time) at the latest; ``why`` is shown."""
+        with self._change() as draft:
+            lease = self._live(lease_id)
+            if not lease.holds:
+                raise Refused("wrong_state", f"The lease is {lease.state}.")
+            if lease.expires is None or lease.expires > when:
+                lease = draft.put(lease.changed(expires=when, detail=why))
+        return lease
+
     def tick(self) -> float | None:
         """End what is due; returns the next instant (clock time) at which something will be."""
         with self._change() as draft:
@@ -388,9 +450,9 @@ class Broker:
     # Inside
 
     def _room(self, leases: Iterable[Lease]) -> dict[str, Free]:
-        """What these leases leave of each device that works."""
+        """What these leases leave of each device that something can be granted on."""
         left = free(self.pool, leases)
-        return {uuid: room for uuid, room in left.items() if uuid not in self._lost}
+        return {uuid: room for uuid, room in left.items() if uuid not in self._closed}
 
     def _live(self, lease_id: str) -> Lease:
         lease = self._leases.get(lease_id)
@@ -435,7 +497,7 @@ class Broker:
 
     def _draft(self) -> Draft:
         return Draft(
-            self._leases, self._clock(), self.pool, self.policy, self._nearness, self._lost
+            self._leases, self._clock(), self.pool, self.policy, self._nearness, self._closed
         )
 
     @contextmanager

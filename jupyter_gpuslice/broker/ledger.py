@@ -11,8 +11,8 @@ import fcntl
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -21,7 +21,7 @@ from ..devices.process import Process
 from ..request import GpuRequest
 from .lease import LIVE, Holder, Lease, Slice
 
-VERSION = 1
+VERSION = 2
 
 _SCHEMA = """
 CREATE TABLE lease (
@@ -46,6 +46,10 @@ CREATE TABLE span (
 CREATE INDEX span_lease ON span (lease, stop);
 CREATE INDEX span_start ON span (start);
 """
+_CORDON = """
+CREATE TABLE cordon (device TEXT PRIMARY KEY, why TEXT NOT NULL);
+"""
+"""Since version 2."""
 
 
 class LedgerError(Exception):
@@ -98,7 +102,7 @@ class Ledger:
         """The ledger at ``path`` (made if missing), or one in memory for ``None``."""
         if path is None:
             db = sqlite3.connect(":memory:", isolation_level=None)
-            db.executescript(_SCHEMA)
+            db.executescript(_SCHEMA + _CORDON)
             return cls(db, None, None, fresh=True)
         file = Path(path)
         try:
@@ -189,6 +193,17 @@ class Ledger:
             ).fetchall()
         return (Span(*row) for row in rows)
 
+    def cordoned(self) -> dict[str, str]:
+        """The devices that are cordoned, by UUID, and why."""
+        with _errors("read"):
+            return dict(self._db.execute("SELECT device, why FROM cordon").fetchall())
+
+    def set_cordoned(self, cordoned: Mapping[str, str]) -> None:
+        """These devices are cordoned from now on, and no others."""
+        with _errors("written"), self._transaction():
+            self._db.execute("DELETE FROM cordon")
+            self._db.executemany("INSERT INTO cordon VALUES (?, ?)", list(cordoned.items()))
+
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         self._db.execute("BEGIN IMMEDIATE")
@@ -198,6 +213,39 @@ class Ledger:
             self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
+
+
+def backup(ledger: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Copy a ledger as it is at one instant, also one that a broker is using; blocks.
+
+    ``target`` is made anew, for its owner alone. :class:`LedgerError`.
+
+    Source: https://www.sqlite.org/backup.html
+    """
+    file, copy = Path(ledger), Path(target)
+    if not file.is_file():
+        raise LedgerError("read_only", f"There is no ledger {file}.")
+    try:
+        os.close(os.open(copy, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except OSError as error:
+        raise LedgerError(
+            "read_only",
+            f"The copy {copy} cannot be made: {error.strerror}.",
+            "Name a file that is not there yet, in a folder that may be written.",
+        ) from error
+    try:
+        with (
+            _errors("copied"),
+            closing(sqlite3.connect(file)) as source,
+            closing(sqlite3.connect(copy)) as made,
+        ):
+            _check(source, file, fresh=False)
+            source.backup(made)
+            # A copy is one file: nothing of it stands in a log beside it.
+            made.execute("PRAGMA journal_mode = DELETE")
+    except BaseException:
+        copy.unlink(missing_ok=True)
+        raise
 
 
 def _lock(file: Path) -> IO[str]:
@@ -241,8 +289,9 @@ def _connect(file: Path, fresh: bool) -> sqlite3.Connection:
         # In WAL mode NORMAL survives the death of any process; only a power cut may lose the
         # last changes, and no holder outlives that.
         db.execute("PRAGMA synchronous = NORMAL")
-        if version == 0:
-            db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+        missing = {0: _SCHEMA + _CORDON, 1: _CORDON}.get(version)
+        if missing:
+            db.executescript(f"BEGIN; {missing} PRAGMA user_version = {VERSION}; COMMIT;")
     except sqlite3.OperationalError as error:
         db.close()
         reason = "read_only" if "readonly" in str(error) else "failed"

@@ -90,8 +90,10 @@ def _offer(broker: Broker, request: GpuRequest) -> Offer:
         return Offer()
     pool = broker.pool
     explained = broker.explain(request)
+    cordoned = broker.cordoned
+    free = {uuid: room for uuid, room in broker.free().items() if uuid not in cordoned}
     return Offer(
-        free=how_many(request, pool, broker.free(), broker.policy),
+        free=how_many(request, pool, free, broker.policy),
         total=how_many(request, pool, {m.device.uuid: m.capacity for m in pool}, broker.policy),
         never=explained.never,
         message="" if explained.fits else explained.message,

@@ -143,6 +143,9 @@ class Pool(Handler):
     def get(self) -> None:
         self.answer(self.node.pool(self.caller))
 
+    def patch(self) -> None:
+        self.answer(self.node.operate(self.caller, self.body()))
+
 
 class Leases(Handler):
     def get(self) -> None:

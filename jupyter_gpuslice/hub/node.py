@@ -26,7 +26,7 @@ from ..devices.process import Process
 from ..isolation.levels import node_level
 from ..isolation.reaper import Session, leftovers, sessions
 from ..request import GpuRequest, RequestError
-from ..server.api import ApiError, Caller, Holding, LeaseApi
+from ..server.api import ApiError, Body, Caller, Holding, LeaseApi
 from ..server.metrics import PoolMetrics
 from ..server.runtime import BrokerRuntime
 from .availability import availability
@@ -283,6 +283,50 @@ class Node(LeaseApi):
             raise ApiError(409, "wrong_state", f"The lease is {lease.state}.")
         return grant_of(lease, [m.device for m in self.broker.pool], self._near, self._url)
 
+    def operate(self, caller: Caller, body: Any) -> dict[str, Any]:
+        """``PATCH pool``, for admins: take devices out of service, and put them back.
+
+        ``{devices: [uuid, …] | null, cordoned: bool, why: text, within: seconds}``: without
+        devices all of them are meant. What is held on a cordoned device stays, unless ``within``
+        says how long it may (a drain): then the servers that hold it end, as at the end of their
+        time.
+        """
+        if not caller.admin or isinstance(caller, Hub):
+            raise ApiError(403, "forbidden", "Only an admin may take GPUs out of service.")
+        fields = Body(body, "devices", "cordoned", "why", "within")
+        there = [member.device.uuid for member in self.broker.pool]
+        devices = fields.texts("devices") if "devices" in fields else there
+        cordoned = fields.flag("cordoned", True)
+        within = fields.duration("within")
+        why = fields.text("why")
+        for device in devices:
+            if device not in there:
+                raise ApiError(
+                    404,
+                    "not_found",
+                    f"There is no device {device[:80]!r} here.",
+                    f"There are {', '.join(there)}." if there else "There is none at all.",
+                )
+        if within is not None and not cordoned:
+            raise ApiError(400, "bad_request", "Devices that are put back are not drained.")
+        try:
+            for device in devices:
+                if cordoned:
+                    self.broker.cordon(device, why)
+                else:
+                    self.broker.uncordon(device)
+            if within is not None:
+                self._drain(set(devices), time.time() + within, why)
+        except Exception as error:
+            raise ApiError.of(error) from error
+        return self.pool(caller)
+
+    def _drain(self, devices: set[str], when: float, why: str) -> None:
+        told = f"Its GPU goes out of service: {why}" if why else "Its GPU goes out of service."
+        for lease in self.broker.leases():
+            if lease.holds and devices & {slice_.device for slice_ in lease.slices}:
+                self.broker.end_by(lease.id, when, told)
+
     def availability(self, caller: Caller, requests: Iterable[str]) -> dict[str, Any]:
         """``GET availability?request=…&request=…``, for the hub alone: how much is free of each."""
         _hub_only(caller)
@@ -303,7 +347,7 @@ class Node(LeaseApi):
                 continue
             left = lease.expires - time.time()
             if left <= KILL_BEFORE:
-                await self._node.end(lease.id, "Its time is over.")
+                await self._node.end(lease.id, lease.detail or "Its time is over.")
             elif left <= ASK_BEFORE and lease.id not in self._told:
                 self._told.add(lease.id)
                 for process in lease.processes:
@@ -313,7 +357,9 @@ class Node(LeaseApi):
     def forget(self) -> None:
         """Let go of leases without a server that nobody asks about any more (a hub that died)."""
         now = self._monotonic()
-        patience = {lease.id: FORGET_SECONDS for lease in self.broker.queue()}
+        patience = {
+            lease.id: FORGET_SECONDS for lease in self.broker.queue() if not lease.processes
+        }
         for lease in self.broker.leases():
             if lease.state == "granted" and not lease.processes:
                 patience[lease.id] = ABANDON_SECONDS

@@ -100,11 +100,19 @@ def _devices(pool: Mapping[str, Any]) -> str:
                 f"{100 - device['free_percent']} %",
                 _gib(device["used_mib"]),
                 _known(device["utilization_percent"], " %"),
-                escape(device["health"]),
+                escape(_state(device)),
             ]
         )
     head = ["Device", "Memory held", "Compute held", "Memory used", "Busy", "Health"]
     return _table(head, rows) if rows else "<p>None.</p>"
+
+
+def _state(device: Mapping[str, Any]) -> str:
+    """The health of a device, and that nothing new is granted on it."""
+    why = device.get("cordoned")
+    if why is None:
+        return str(device["health"])
+    return f"{device['health']}; out of service{f': {why}' if why else ''}"
 
 
 def _leases(leases: Sequence[Mapping[str, Any]], admin: bool) -> str:

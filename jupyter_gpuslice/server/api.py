@@ -170,7 +170,7 @@ class LeaseApi:
     def create(self, caller: Caller, body: Any) -> tuple[int, dict[str, Any]]:
         """``POST leases``: status 201 (granted) or 202 (queued), and the lease."""
         runtime = self._running()
-        fields = _Body(body, "request", "holder", "wait", "ttl", "priority")
+        fields = Body(body, "request", "holder", "wait", "ttl", "priority")
         request = fields.request("request")
         kind, holder_id = fields.holder()
         wait = fields.flag("wait", True)
@@ -227,7 +227,7 @@ class LeaseApi:
         """``PATCH leases/{id}``: ``{request}`` resizes, ``{ttl}`` extends."""
         runtime = self._running()
         lease = self._own(caller, lease_id)
-        fields = _Body(body, "request", "ttl", "state")
+        fields = Body(body, "request", "ttl", "state")
         if "state" in fields:
             raise ApiError(
                 409,
@@ -266,7 +266,7 @@ class LeaseApi:
     def explain(self, caller: Caller, body: Any) -> dict[str, Any]:
         """``POST explain``: would it fit in place of what the holder has now."""
         runtime = self._running()
-        fields = _Body(body, "request", "workers", "holder")
+        fields = Body(body, "request", "workers", "holder")
         request = fields.request("request")
         workers = fields.count("workers")
         kind, holder_id = fields.holder()
@@ -382,7 +382,7 @@ class _Sums:
         return {name: round(value, 1) for name, value in values.items()}
 
 
-class _Body:
+class Body:
     """The JSON object of a call; every field is checked here and nowhere else."""
 
     def __init__(self, body: Any, *known: str) -> None:
@@ -407,6 +407,21 @@ class _Body:
         if not isinstance(value, bool):
             raise _bad(f"{name!r} is true or false.")
         return value
+
+    def text(self, name: str) -> str:
+        """A text of one line, "" if it is not there."""
+        value = self._body.get(name)
+        if value is None:
+            return ""
+        if not isinstance(value, str) or len(value) > 200 or not value.isprintable():
+            raise _bad(f"{name!r} is a text of one line, of 200 characters at most.")
+        return value.strip()
+
+    def texts(self, name: str) -> list[str]:
+        value = self._body.get(name)
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise _bad(f"{name!r} is a list of texts.")
+        return list(dict.fromkeys(value))
 
     def count(self, name: str) -> int:
         value = self._body.get(name, 1)

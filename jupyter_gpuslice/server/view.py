@@ -112,6 +112,7 @@ def _devices(
 ) -> list[dict[str, Any]]:
     free = broker.free()
     lost = broker.lost
+    cordoned = broker.cordoned
     seen: dict[str, list[str]] = {}
     for lease in leases:
         if lease.holds and viewer.sees(lease):
@@ -134,6 +135,7 @@ def _devices(
                 "used_mib": use.used_mib if use else None,
                 "utilization_percent": use.utilization_percent if use else None,
                 "health": health,
+                "cordoned": cordoned.get(device.uuid),
                 "profile": device.profile,
                 "total_mib": device.memory_mib,
                 "reserve_mib": device.reserve_mib,

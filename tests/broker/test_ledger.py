@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_gpuslice.broker import Broker, Ledger, LedgerError, whole
-from jupyter_gpuslice.broker.ledger import VERSION
+from jupyter_gpuslice.broker.ledger import VERSION, backup
 from jupyter_gpuslice.devices.process import Process
 from jupyter_gpuslice.request import GpuRequest
 
@@ -230,3 +230,51 @@ def test_spans_tell_what_was_held_waited_and_busy(clock) -> None:
         ("ben", "held", 1, 200, None, 0),
     ]
     assert next(iter(ledger.spans(start + 250, clock()))).lease == waits.id
+
+
+def test_an_older_ledger_is_brought_up_to_date(tmp_path):
+    file = tmp_path / "ledger.sqlite"
+    made = Ledger.open(file)
+    broker = Broker(whole([gpu(0)]), made, lambda: 1000.0)
+    lease = broker.request(GpuRequest.parse("0.5"), kernel())
+    made.close()
+    db = sqlite3.connect(file)
+    db.executescript("DROP TABLE cordon; PRAGMA user_version = 1;")
+    db.close()
+    ledger = Ledger.open(file)
+    assert [found.id for found in ledger.live()] == [lease.id]
+    assert ledger.cordoned() == {}
+    ledger.set_cordoned({"GPU-0": "new fans"})
+    ledger.close()
+    assert Ledger.open(file).cordoned() == {"GPU-0": "new fans"}
+
+
+def test_a_backup_of_a_ledger_in_use_is_a_ledger(tmp_path):
+    ledger = Ledger.open(tmp_path / "ledger.sqlite")
+    broker = Broker(whole([gpu(0)]), ledger, lambda: 1000.0)
+    lease = broker.request(GpuRequest.parse("0.5"), kernel())
+    broker.cordon("GPU-0", "new fans")
+    backup(tmp_path / "ledger.sqlite", tmp_path / "copy.sqlite")
+    broker.request(GpuRequest.parse("0.25"), kernel(2))
+    assert [path.name for path in sorted(tmp_path.glob("copy*"))] == ["copy.sqlite"]
+    assert (tmp_path / "copy.sqlite").stat().st_mode & 0o777 == 0o600
+    copy = Ledger.open(tmp_path / "copy.sqlite")
+    assert [found.id for found in copy.live()] == [lease.id]
+    assert copy.cordoned() == {"GPU-0": "new fans"}
+
+
+@pytest.mark.parametrize("source", ["none.sqlite", "folder", "text"])
+def test_what_is_no_ledger_is_not_backed_up(tmp_path, source):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text").write_text("something else")
+    with pytest.raises(LedgerError):
+        backup(tmp_path / source, tmp_path / "copy.sqlite")
+    assert not (tmp_path / "copy.sqlite").exists()
+
+
+def test_a_backup_never_writes_over_a_file(tmp_path):
+    Ledger.open(tmp_path / "ledger.sqlite").close()
+    (tmp_path / "copy.sqlite").write_text("precious")
+    with pytest.raises(LedgerError, match="File exists"):
+        backup(tmp_path / "ledger.sqlite", tmp_path / "copy.sqlite")
+    assert (tmp_path / "copy.sqlite").read_text() == "precious"

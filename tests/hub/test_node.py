@@ -18,6 +18,7 @@ from jupyter_gpuslice.broker import Ledger
 from jupyter_gpuslice.devices import SimulatedSource
 from jupyter_gpuslice.devices.process import Process
 from jupyter_gpuslice.hub.node import ABANDON_SECONDS, HUB, Machine, Node
+from jupyter_gpuslice.server.api import ApiError, Caller
 
 URL = "http://127.0.0.1:1/services/gpuslice/api/v1/"
 SERVER = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
@@ -145,5 +146,70 @@ def test_a_start_keeps_its_slice_for_as_long_as_it_is_asked_for() -> None:
         now += ABANDON_SECONDS + 1
         node.forget()
         assert node.broker.leases() == []
+
+    with_node(work)
+
+
+ADMIN = Caller("root", admin=True)
+
+
+def test_an_admin_takes_a_device_out_of_service_and_puts_it_back() -> None:
+    async def work(node: Node) -> None:
+        (device,) = node.pool(ADMIN)["devices"]
+        assert device["cordoned"] is None
+        body = {"devices": [device["uuid"]], "cordoned": True, "why": "new fans"}
+        (device,) = node.operate(ADMIN, body)["devices"]
+        assert device["cordoned"] == "new fans"
+        _, waiting = await node.start_anew(HUB, ask("ana/", "0.5"))
+        assert waiting["state"] == "queued"
+        offer = node.availability(HUB, ["0.5"])["offers"]["0.5"]
+        assert (offer["free"], offer["total"]) == (0, 2)
+        assert "new fans" in offer["message"]
+        (device,) = node.operate(ADMIN, {"cordoned": False})["devices"]
+        assert device["cordoned"] is None
+        assert node.lease(HUB, waiting["id"])["state"] == "granted"
+
+    with_node(work)
+
+
+def test_a_drain_ends_what_is_held_after_its_grace_and_nothing_before() -> None:
+    async def work(node: Node) -> None:
+        _, held = await node.start_anew(HUB, ask("ana/", "0.5"))
+        before = time.time()
+        node.operate(ADMIN, {"why": "a new driver", "within": "30m"})
+        drained = node.lease(HUB, held["id"])
+        assert drained["state"] == "granted"
+        assert before + 1790 < drained["expires"] < before + 1830
+        assert "a new driver" in drained["detail"]
+        node.operate(ADMIN, {"why": "a new driver", "within": 1})
+        await node.end_due()
+        ended = node.lease(HUB, held["id"])
+        assert not ended["slices"] and "a new driver" in ended["detail"]
+
+    with_node(work)
+
+
+@pytest.mark.parametrize(
+    ("caller", "body", "status"),
+    [
+        (Caller("ana"), {}, 403),
+        (HUB, {}, 403),
+        (ADMIN, [], 400),
+        (ADMIN, {"devices": "GPU"}, 400),
+        (ADMIN, {"devices": ["GPU-none"]}, 404),
+        (ADMIN, {"cordoned": "yes"}, 400),
+        (ADMIN, {"why": "two\nlines"}, 400),
+        (ADMIN, {"why": "x" * 300}, 400),
+        (ADMIN, {"within": -1}, 400),
+        (ADMIN, {"cordoned": False, "within": "1h"}, 400),
+        (ADMIN, {"drain": True}, 400),
+    ],
+)
+def test_what_is_no_operation_changes_nothing(caller: Caller, body: Any, status: int) -> None:
+    async def work(node: Node) -> None:
+        with pytest.raises(ApiError) as error:
+            node.operate(caller, body)
+        assert error.value.status == status
+        assert node.broker.cordoned == {}
 
     with_node(work)

@@ -36,7 +36,8 @@ def told(document, server: str) -> set[tuple[str, str]]:
         (method, re.sub(r"\{\w+\}", "{}", path))
         for path, item in document["paths"].items()
         for method in item
-        if method in METHODS and item.get("x-served-by", server) == server
+        if method in METHODS
+        and item[method].get("x-served-by", item.get("x-served-by", server)) == server
     }
 
 
