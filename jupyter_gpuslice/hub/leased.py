@@ -14,11 +14,12 @@ from jupyterhub.spawner import LocalProcessSpawner, SimpleLocalProcessSpawner
 from traitlets import Float, Unicode
 
 from ..devices.process import Process
+from ..server.link import LinkError
 from . import form
 from .availability import Availability
 from .choice import ChoiceError, Selection
 from .grant import grant_environment, no_grant
-from .link import Link, LinkError, hub_secret, session_id
+from .link import HubLink, hub_secret, session_id
 from .progress import Progress, amount_words, waiting_words
 from .spawner import GpuSliceSpawner, GpuSpawnError
 
@@ -261,8 +262,8 @@ class LeasedSpawner(GpuSliceSpawner):
         # JupyterHub does this before each start, and nobody follows the old start any more.
         self._progress = Progress()
 
-    def _link(self) -> Link:
-        return Link(self.service_url, hub_secret())
+    def _link(self) -> HubLink:
+        return HubLink(self.service_url, hub_secret())
 
     async def _refusal(self, error: LinkError, chosen: Selection) -> GpuSpawnError:
         """A refusal of the service, whose hint knows the pool but not the profile."""

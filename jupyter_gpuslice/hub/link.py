@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
-from weakref import WeakKeyDictionary
-
-from tornado.httpclient import HTTPClientError, HTTPRequest
-from tornado.simple_httpclient import SimpleAsyncHTTPClient
 
 from ..devices.process import Process
+from ..server.link import Link, LinkError
 from .availability import Availability
 
 SECRET_VARIABLE = "JUPYTER_GPUSLICE_HUB_SECRET"  # noqa: S105 - the variable's name
 SETTINGS_VARIABLE = "JUPYTER_GPUSLICE_HUB_SETTINGS"
 
 _secret = ""
-
-CALL_SECONDS = 10.0
-RETRY_SECONDS = 0.25
-MOST_CALLS = 1000
-"""At once: one for each server that starts or waits."""
 
 
 def hub_secret() -> str:
@@ -41,61 +31,11 @@ def session_id(user: str, server: str) -> str:
     return f"{user}/{server}"
 
 
-class LinkError(Exception):
-    """The service refused (``status`` is an HTTP status) or could not be reached (503)."""
+class HubLink(Link):
+    """The GPU service's API at ``url`` (it ends with ``/api/v1/``), as the hub may use it."""
 
-    def __init__(self, status: int, reason: str, message: str, hint: str = "") -> None:
-        super().__init__(f"{message} {hint}".strip())
-        self.status = status
-        self.reason = reason
-        self.message = message
-        self.hint = hint
-
-
-@dataclass(frozen=True)
-class Link:
-    """The service's API at ``url`` (it ends with ``/api/v1/``), as the hub may use it."""
-
-    url: str
-    secret: str
-
-    async def call(
-        self, method: str, path: str, body: Any = None, *, patience: float = 0.0
-    ) -> dict[str, Any]:
-        """The JSON of an answer. :class:`LinkError` if it is a refusal.
-
-        For ``patience`` seconds a service that does not answer is asked again: it may be starting.
-        """
-        deadline = asyncio.get_running_loop().time() + patience
-        while True:
-            try:
-                return await self._once(method, path, body)
-            except LinkError as error:
-                if error.reason != "unreachable":
-                    raise
-                if asyncio.get_running_loop().time() + RETRY_SECONDS > deadline:
-                    raise
-            await asyncio.sleep(RETRY_SECONDS)
-
-    async def _once(self, method: str, path: str, body: Any) -> dict[str, Any]:
-        request = HTTPRequest(
-            self.url + path,
-            method=method,
-            headers={"Authorization": f"gpuslice {self.secret}"},
-            body=None if body is None else json.dumps(body),
-            connect_timeout=CALL_SECONDS,
-            request_timeout=CALL_SECONDS,
-            allow_nonstandard_methods=True,
-            follow_redirects=False,
-        )
-        try:
-            response = await _client().fetch(request)
-            answer: dict[str, Any] = json.loads(response.body)
-        except HTTPClientError as error:
-            raise _refusal(error) from error
-        except (OSError, ValueError) as error:
-            raise LinkError(503, "unreachable", "The GPU service does not answer.") from error
-        return answer
+    def __init__(self, url: str, secret: str) -> None:
+        super().__init__(url, {"Authorization": f"gpuslice {secret}"})
 
     async def availability(self, requests: Iterable[str]) -> Availability:
         """How much of each request is free. It never raises: what is unknown says so."""
@@ -144,39 +84,3 @@ class Link:
         except LinkError as error:
             if error.status != 404:
                 raise
-
-
-_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, SimpleAsyncHTTPClient] = WeakKeyDictionary()
-
-
-def _client() -> SimpleAsyncHTTPClient:
-    """A client of our own for this loop.
-
-    The hub's shared one has ten places, and a service that hangs would fill them: then the hub
-    could not even speak to its proxy.
-    """
-    loop = asyncio.get_running_loop()
-    if loop not in _clients:
-        _clients[loop] = SimpleAsyncHTTPClient(force_instance=True, max_clients=MOST_CALLS)
-    return _clients[loop]
-
-
-def _refusal(error: HTTPClientError) -> LinkError:
-    if error.response is None or error.code in (502, 503, 504, 599):
-        fields = _fields(error)
-        if fields and fields.get("reason", "").startswith("ledger"):
-            return LinkError(503, fields["reason"], fields["message"], fields.get("hint", ""))
-        return LinkError(503, "unreachable", "The GPU service does not answer.")
-    fields = _fields(error)
-    message = fields.get("message") or f"The GPU service answered {error.code}."
-    return LinkError(
-        error.code, fields.get("reason") or "failed", message, fields.get("hint") or ""
-    )
-
-
-def _fields(error: HTTPClientError) -> dict[str, Any]:
-    try:
-        fields = json.loads(error.response.body) if error.response is not None else {}
-    except ValueError:
-        return {}
-    return fields if isinstance(fields, dict) else {}

@@ -12,10 +12,10 @@ from jupyterhub.spawner import Spawner, SpawnException
 from traitlets import Dict, Unicode, Union, default
 from traitlets.config import LoggingConfigurable
 
+from ..server.link import LinkError
 from . import form
 from .availability import Availability
 from .choice import ChoiceError, Profiles, Selection
-from .link import LinkError
 from .profiles import ProfileError, load_profiles, parse_profiles
 
 _submitted: ContextVar[form.Submitted | None] = ContextVar("submitted", default=None)
