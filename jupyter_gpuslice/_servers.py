@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any, Protocol
 from urllib.error import HTTPError
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 from urllib.request import Request, urlopen
 
 API = "gpuslice/api/v1/"
@@ -26,6 +26,10 @@ class Server(Protocol):
     @property
     def api(self) -> str: ...
 
+    @property
+    def name(self) -> str:
+        """What people call it: its address, as a rule."""
+
     def get(self, path: str, **query: str) -> Any:
         """The decoded answer to GET. CliError with the server's own words when it refuses."""
 
@@ -38,6 +42,7 @@ class SessionServer:
         from .kernel.errors import GpuSliceError
 
         self.api = environ["JUPYTER_GPUSLICE_URL"].rstrip("/") + "/"
+        self.name = self.api.removesuffix(API)
         self._error = GpuSliceError
         try:
             self._client = Client.from_environment(environ)
@@ -51,12 +56,50 @@ class SessionServer:
             raise CliError(str(error)) from error
 
 
+class MachineBroker:
+    """The broker of a shared machine, at a Unix socket: it knows who asks."""
+
+    def __init__(self, socket: str) -> None:
+        from .kernel.client import Client
+
+        self.api = f"http+unix://{quote(os.path.abspath(socket), safe='')}/api/v1/"
+        self._socket = socket
+        self._client = Client(self.api, "")
+
+    @property
+    def name(self) -> str:
+        return f"The GPU broker of this machine ({self._socket})"
+
+    def get(self, path: str, **query: str) -> Any:
+        return self._asked("GET", path, query=query)
+
+    def patch(self, path: str, body: Any) -> Any:
+        return self._asked("PATCH", path, body)
+
+    def _asked(self, method: str, path: str, body: Any = None, **more: Any) -> Any:
+        from .kernel.errors import GpuSliceError, NotReachableError
+
+        try:
+            return self._client.call(method, path, body, timeout=TIMEOUT_SECONDS, **more)
+        except NotReachableError as error:
+            raise CliError(
+                f"No GPU broker answers at {self._socket}. `systemctl status jupyter-gpuslice` "
+                "tells why, where it is a service of the system."
+            ) from error
+        except GpuSliceError as error:
+            raise CliError(str(error)) from error
+
+
 @dataclass(frozen=True)
 class RunningServer:
     """A Jupyter server of this user's, asked with its own token."""
 
     api: str
     token: str
+
+    @property
+    def name(self) -> str:
+        return self.api.removesuffix(API)
 
     def get(self, path: str, **query: str) -> Any:
         url = self.api + path + (f"?{urlencode(query)}" if query else "")
@@ -93,7 +136,10 @@ def session_server(environ: Mapping[str, str] = os.environ) -> Server | None:
 
 
 def find_servers(environ: Mapping[str, str] = os.environ) -> list[Server]:
-    """The servers to ask: this session's own inside a kernel or terminal, else all that run."""
+    """The servers to ask: this session's own inside a kernel or terminal, else all that run.
+
+    Outside a session the broker of a shared machine is asked first.
+    """
     own = session_server(environ)
     if own is not None:
         return [own]
@@ -107,7 +153,10 @@ def find_servers(environ: Mapping[str, str] = os.environ) -> list[Server]:
         if str(info.get("url", "")).startswith(("http://", "https://")):
             api = f"{info['url'].rstrip('/')}/{API}"
             found.setdefault(api, RunningServer(api, info.get("token") or hub_token))
-    return list(found.values())
+    from .server.address import broker_socket
+
+    socket = broker_socket("")
+    return [*([MachineBroker(socket)] if socket else []), *found.values()]
 
 
 def servers_of_hubs() -> list[RunningServer]:

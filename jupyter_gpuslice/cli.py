@@ -1,4 +1,5 @@
-"""The command line: `jupyter gpuslice status | doctor | demo | profiles check | usage`.
+"""The command line: `jupyter gpuslice status | doctor | broker | demo | profiles check | usage`,
+and for a machine's administrator `cordon | drain | uncordon | backup`.
 
 Exit status: 0 as asked, 1 it could not be done or what was checked is wrong, 2 the command line
 itself is wrong. Nothing heavy is imported before the command that needs it runs.
@@ -10,12 +11,14 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ._servers import API, CliError, Server, find_servers, session_server
+from . import _administration
+from ._servers import CliError, Server, find_servers, session_server
+from ._tables import describe_leases, describe_pool, describe_usage, gib, known, table
 from ._version import __version__
 
 Question = Callable[[Server], Any]
@@ -48,90 +51,6 @@ def _leases(server: Server) -> list[Mapping[str, Any]]:
     return list(server.get("leases")["leases"])
 
 
-# ---- text ----------------------------------------------------------------------------------------
-
-
-def table(rows: Iterable[Sequence[str]]) -> str:
-    """Rows of cells as lines with aligned columns."""
-    cells = [[str(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in cells
-    )
-
-
-def known(value: object, unit: str = "") -> str:
-    """A measured value with its unit; what is not known is never shown as a number."""
-    return "unknown" if value is None else f"{value}{unit}"
-
-
-def gib(mib: int | float | None) -> str:
-    """Memory for people: GiB with one digit after the point."""
-    return "unknown" if mib is None else f"{mib / 1024:.1f} GiB"
-
-
-def describe_pool(pool: Mapping[str, Any]) -> str:
-    """The devices of a pool and what waits for them, from the REST interface's own JSON."""
-    devices = pool.get("devices", [])
-    if not devices:
-        return f"No GPU in this pool. {pool.get('note') or ''}".strip()
-    rows = [("DEVICE", "KIND", "FREE", "OF", "COMPUTE FREE", "USED", "BUSY", "HEALTH", "LEASES")]
-    rows += [
-        (
-            device["name"],
-            device["kind"],
-            gib(device["free_mib"]),
-            gib(device["memory_mib"]),
-            known(device["free_percent"], " %"),
-            gib(device["used_mib"]),
-            known(device["utilization_percent"], " %"),
-            device["health"],
-            str(len(device["leases"])),
-        )
-        for device in devices
-    ]
-    return f"{table(rows)}\nIsolation: {pool.get('isolation')}"
-
-
-def describe_leases(leases: Sequence[Mapping[str, Any]]) -> str:
-    """Who holds or waits for what."""
-    if not leases:
-        return "No leases."
-    rows = [("LEASE", "STATE", "REQUEST", "HOLDER", "MEMORY", "NOTE")]
-    for lease in leases:
-        memory = sum(part["memory_mib"] for part in lease["slices"])
-        position = lease.get("position")
-        rows.append(
-            (
-                lease["id"] or "-",
-                lease["state"],
-                requested(lease),
-                holder_of(lease),
-                gib(memory) if lease["slices"] else "-",
-                f"position {position}" if position is not None else "",
-            )
-        )
-    return table(rows)
-
-
-def requested(lease: Mapping[str, Any]) -> str:
-    """The request, and for how many workers of a group each."""
-    workers = lease.get("workers") or 1
-    return f"{workers} × {lease['request']}" if workers > 1 else str(lease["request"])
-
-
-def gpu_hours(seconds: float | None) -> str:
-    """GPU-seconds as GPU-hours, fine enough for a cell that ran for some seconds."""
-    return "unknown" if seconds is None else f"{seconds / 3600:.3f}"
-
-
-def holder_of(lease: Mapping[str, Any]) -> str:
-    """The holder in words. Of somebody else's lease only its kind may be known."""
-    holder = lease["holder"]
-    return f"{holder['kind']} {holder.get('name') or holder.get('id') or '(not yours)'}"
-
-
 NO_SERVER = (
     "No Jupyter server of yours runs on this machine. (For one that runs elsewhere, ask in a "
     "terminal of its JupyterLab.)"
@@ -148,12 +67,12 @@ def show_status(args: argparse.Namespace) -> int:
         return _status_of_machine(args)
     found = []
     for server, (pool, leases) in _ask_all(servers, _pool, _leases):
-        found.append({"server": server.api, "pool": pool, "leases": leases})
+        found.append((server, {"server": server.api, "pool": pool, "leases": leases}))
     if args.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps([entry for _, entry in found], indent=2))
         return 0
-    for entry in found:
-        print(f"{entry['server'].removesuffix(API)}\n")
+    for server, entry in found:
+        print(f"{server.name}\n")
         print(f"{describe_pool(entry['pool'])}\n\n{describe_leases(entry['leases'])}\n")
     return 0
 
@@ -209,22 +128,9 @@ def show_usage(args: argparse.Namespace) -> int:
         print(json.dumps([{"server": s.api, "usage": u} for s, [u] in answers], indent=2))
         return 0
     for server, [entries] in answers:
-        print(f"{server.api.removesuffix(API)}\n")
+        print(f"{server.name}\n")
         print(describe_usage(entries, args.by) + "\n")
     return 0
-
-
-def describe_usage(entries: Sequence[Mapping[str, Any]], by: str) -> str:
-    """Sums of GPU time with their unit."""
-    if not entries:
-        return "Nothing has been held yet."
-    spent = ("held", "busy", "idle", "waited")
-    rows = [(by.upper(), *(word.upper() for word in spent))]
-    rows += [
-        (str(entry.get(by) or "-"), *(gpu_hours(entry.get(f"{word}_s")) for word in spent))
-        for entry in entries
-    ]
-    return f"GPU-hours of the last week; half a GPU for an hour is 0.5.\n\n{table(rows)}"
 
 
 def show_doctor(args: argparse.Namespace) -> int:
@@ -352,6 +258,8 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="walk the main job by script, report each step, and stop; the exit status tells",
     )
+
+    _administration.add_commands(command)
 
     groups = commands.add_parser(
         "profiles", help="work with a hub's file of profiles", description="A hub's profiles."

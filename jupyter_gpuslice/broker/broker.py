@@ -417,6 +417,14 @@ class Broker:
         with self._change() as draft:
             draft.serve()
 
+    def withdraw(self, why: str) -> None:
+        """The whole pool is taken away: every lease ends, and nothing is granted any more."""
+        with self._change() as draft:
+            for lease in list(draft.leases.values()):
+                draft.end(lease, "revoked", why)
+        self._pool = {}
+        self._elsewhere = why
+
     def end_by(self, lease_id: str, when: float, why: str = "") -> Lease:
         """Let what is held end at ``when`` (clock time) at the latest; ``why`` is shown."""
         with self._change() as draft:

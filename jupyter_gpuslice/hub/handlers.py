@@ -1,4 +1,4 @@
-"""The hub service's HTTP side: who calls, and thin handlers around :class:`Node`."""
+"""The HTTP side of a node's broker: thin handlers around :class:`Node`, behind any door."""
 
 from __future__ import annotations
 
@@ -6,22 +6,15 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import Callable
-from hmac import compare_digest
 from typing import Any
-from urllib.parse import urlencode
 
-from jupyterhub.services.auth import HubOAuthCallbackHandler, HubOAuthenticated
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from tornado.httpclient import AsyncHTTPClient, HTTPClientError
 from tornado.iostream import StreamClosedError
-from tornado.web import HTTPError, RedirectHandler, RequestHandler
+from tornado.web import HTTPError, RequestHandler
 
 from ..server.api import ApiError, Caller
 from ..server.runtime import News
-from .frame import Frame, content_policy
-from .node import HUB, Node
-from .page import error_page, index_page
+from .node import Node
 
 log = logging.getLogger(__name__)
 
@@ -29,23 +22,21 @@ POOL_SECONDS = 2.0
 """News of the pool come at most so often."""
 ALIVE_SECONDS = 20.0
 """An empty line on a silent stream, so that a reader that is gone is noticed."""
-GROUPS_PAGE = 200
 MOST_REQUESTS = 200
+MOST_BODY = 1 << 20
 MOST_STREAMS = 32
 """Of one user at a time: each costs a file descriptor and its share of all news."""
 
 
-class Handler(HubOAuthenticated, RequestHandler):
+class Handler(RequestHandler):
     """Finds out who calls before anything else is done; nobody is let in without that."""
 
     caller: Caller
-    page = False
     scrapers = False
     """Whether services of the hub that may read its metrics are let in as well."""
 
-    def initialize(self, node: Node, secret: str) -> None:
+    def initialize(self, node: Node) -> None:
         self.node = node
-        self._secret = secret
 
     def set_default_headers(self) -> None:
         self.set_header("Cache-Control", "no-store")
@@ -53,35 +44,16 @@ class Handler(HubOAuthenticated, RequestHandler):
         self.set_header("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")
 
     async def prepare(self) -> None:
-        kind, _, secret = self.request.headers.get("Authorization", "").partition(" ")
-        if kind.lower() == "gpuslice":
-            if not compare_digest(secret.encode(), self._secret.encode()):
-                raise ApiError(401, "unauthorized", "This is not the hub's secret.")
-            self.caller = HUB
-            return
-        # The base class asks the hub from get_current_user, which would block the loop.
-        user = await self.hub_auth.get_user(self, sync=False)
-        self.current_user = user
-        if user is None:
-            if self.page:
-                self.redirect(self.get_login_url())
-                return
-            raise ApiError(
-                401, "unauthorized", "Say who you are.", "Send Authorization: token <hub token>."
-            )
-        allowed = self.hub_auth.check_scopes(self.hub_scopes, user)
-        scraper = self.scrapers and "read:metrics" in user["scopes"]
-        if not allowed or (user.get("kind") != "user" and not scraper):
-            raise ApiError(
-                403, "forbidden", f"{user.get('name')} may not use this service with that token."
-            )
-        admin = bool(user.get("admin")) and not any(
-            # Code in an admin's notebook is not the admin: JupyterHub gives servers' tokens none
-            # of their rights either.
-            scope.startswith("access:servers!server=")
-            for scope in user["scopes"]
-        )
-        self.caller = Caller(user["name"], admin=scraper or admin)
+        caller = await self.who()
+        if caller is not None:
+            self.caller = caller
+
+    async def who(self) -> Caller | None:
+        """Who calls; ``None`` when the answer was given already. :class:`ApiError`.
+
+        A *door* says it, which `routes` puts before each of these classes.
+        """
+        raise NotImplementedError
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         error = kwargs.get("exc_info", (None, None, None))[1]
@@ -90,12 +62,10 @@ class Handler(HubOAuthenticated, RequestHandler):
             error = ApiError(status_code, "bad_request", message)
         answer = ApiError.of(error if isinstance(error, Exception) else Exception())
         self.set_status(answer.status)
-        if "text/html" in self.request.headers.get("Accept", ""):
-            # A person at a browser: programs ask for JSON, or for anything.
-            self.set_header("Content-Type", "text/html; charset=UTF-8")
-            self.set_header("Content-Security-Policy", content_policy(self.hub_auth.hub_host))
-            self.finish(error_page(answer.status, answer.message, answer.hint, self.frame()))
-            return
+        self.write_refusal(answer)
+
+    def write_refusal(self, answer: ApiError) -> None:
+        """The body of a refusal."""
         self.set_header("Content-Type", "application/json")
         self.finish(json.dumps(answer.to_dict()))
 
@@ -108,11 +78,8 @@ class Handler(HubOAuthenticated, RequestHandler):
         # Without the query: an OAuth code stands in one.
         return f"{self.request.method} {self.request.path} ({self.request.remote_ip})"
 
-    def frame(self) -> Frame:
-        """The frame of a page for whoever calls; nobody may have been found yet."""
-        caller = getattr(self, "caller", Caller(""))
-        auth = self.hub_auth
-        return Frame(f"{auth.hub_host}{auth.hub_prefix}", auth.base_url, caller.user, caller.admin)
+    async def learn_groups(self) -> None:
+        """Let the node know who is in which group, for sums of use."""
 
     def left(self) -> bool:
         """Whether the caller has closed its connection already."""
@@ -198,7 +165,7 @@ class Usage(Handler):
     async def get(self) -> None:
         by = self.get_argument("by", "user")
         if by == "group":
-            self.node.groups = await hub_groups(self.hub_auth)
+            await self.learn_groups()
         self.answer({"usage": self.node.usage(self.caller, by)})
 
 
@@ -297,19 +264,6 @@ class Metrics(Handler):
         self.finish(generate_latest(self.node.metrics))
 
 
-class Index(Handler):
-    """The pool for people: all of it for admins, of the leases only their own for users."""
-
-    page = True
-
-    def get(self) -> None:
-        self.set_header("Content-Security-Policy", content_policy(self.hub_auth.hub_host))
-        pool = self.node.pool(self.caller)
-        leases = self.node.leases(self.caller)
-        token = self.xsrf_token.decode("ascii", "replace")
-        self.finish(index_page(pool, leases, self.frame(), token))
-
-
 class NotFound(Handler):
     async def prepare(self) -> None:
         raise ApiError(404, "not_found", "There is nothing at this address.", "It may be misspelt.")
@@ -336,30 +290,18 @@ class NoLedger(RequestHandler):
         self.finish(json.dumps(error.to_dict()))
 
 
-async def hub_groups(hub_auth: Any) -> dict[str, list[str]]:
-    """The groups of all users, as the hub has them."""
-    found: dict[str, list[str]] = {}
-    client = AsyncHTTPClient()
-    while True:
-        query = urlencode({"offset": len(found), "limit": GROUPS_PAGE})
-        try:
-            response = await client.fetch(
-                f"{hub_auth.api_url}/users?{query}",
-                headers={"Authorization": f"token {hub_auth.api_token}"},
-            )
-        except (HTTPClientError, OSError) as error:
-            raise ApiError(502, "hub", f"The hub does not tell its groups: {error}.") from error
-        users = json.loads(response.body)
-        found |= {user["name"]: list(user.get("groups", [])) for user in users}
-        if len(users) < GROUPS_PAGE:
-            return found
+Route = tuple[str, type, dict[str, Any]]
 
 
-def routes(prefix: str, node: Node, secret: str) -> list[tuple[str, type, dict[str, Any]]]:
-    """All addresses of the service under its prefix."""
+def routes(prefix: str, node: Node, door: type) -> list[Route]:
+    """The addresses of the REST interface under ``prefix``.
+
+    ``door`` is the class that finds out who calls (see `Handler.who`) and stands before each
+    handler.
+    """
     api = f"{prefix}api/v1/"
     lease = r"([A-Za-z0-9_-]{1,64})"
-    own: list[tuple[str, Callable[..., Any]]] = [
+    own: list[tuple[str, type]] = [
         (f"{api}pool", Pool),
         (f"{api}leases", Leases),
         (f"{api}leases/{lease}", LeaseOf),
@@ -370,10 +312,11 @@ def routes(prefix: str, node: Node, secret: str) -> list[tuple[str, type, dict[s
         (f"{api}usage", Usage),
         (f"{api}events", Events),
         (f"{prefix}metrics", Metrics),
-        (prefix, Index),
         (r".*", NotFound),
     ]
-    given = {"node": node, "secret": secret}
-    oauth: Any = (f"{prefix}oauth_callback", HubOAuthCallbackHandler, {})
-    slash: Any = (prefix.rstrip("/"), RedirectHandler, {"url": prefix})
-    return [oauth, slash, *((path, handler, given) for path, handler in own)]
+    return [(path, behind(door, handler), {"node": node}) for path, handler in own]
+
+
+def behind(door: type, handler: type) -> type:
+    """A handler whose callers are those that a door lets in."""
+    return type(handler.__name__, (door, handler), {})

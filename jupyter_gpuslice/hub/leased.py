@@ -14,11 +14,11 @@ from jupyterhub.spawner import LocalProcessSpawner, SimpleLocalProcessSpawner
 from traitlets import Float, Unicode
 
 from ..devices.process import Process
+from ..server.grant import grant_environment, no_grant
 from ..server.link import LinkError
 from . import form
 from .availability import Availability
 from .choice import ChoiceError, Selection
-from .grant import grant_environment, no_grant
 from .link import HubLink, hub_secret, session_id
 from .progress import Progress, amount_words, waiting_words
 from .spawner import GpuSliceSpawner, GpuSpawnError

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 
@@ -24,14 +24,17 @@ from ..devices import FAR
 from ..devices.device import Device, DeviceSource
 from ..devices.process import Process
 from ..isolation.levels import node_level
-from ..isolation.reaper import Session, leftovers, sessions
+from ..isolation.reaper import Session, end, leftovers, sessions
 from ..request import GpuRequest, RequestError
 from ..server.api import ApiError, Body, Caller, Holding, LeaseApi
+from ..server.grant import Near, grant_of
 from ..server.metrics import PoolMetrics
 from ..server.runtime import BrokerRuntime
 from .availability import availability
-from .grant import Near, grant_of
 from .link import session_id
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +134,7 @@ class Node(LeaseApi):
         ledger: Ledger,
         url: str,
         hub_began: float = 0.0,
-    ) -> Node:
+    ) -> Self:
         """A node with a machine's devices; it owns ``source`` and ``ledger`` from now on.
 
         ``hub_began`` is when the hub's process started (seconds since the epoch): what was asked
@@ -214,7 +217,7 @@ class Node(LeaseApi):
         holder_id = holder.get("id") if isinstance(holder, dict) else None
         for lease in self.broker.leases():
             if lease.holder.id == holder_id:
-                await self._node.end(lease.id, "The server was started anew.")
+                await self._end(lease, "The server was started anew.")
         status, view = self.create(caller, body)
         self._asked[view["id"]] = self._monotonic()
         return status, view
@@ -248,7 +251,7 @@ class Node(LeaseApi):
         lease = self._own(caller, lease_id)
         if caller.admin:
             # Also what a server holds that the hub does not know: nobody could stop that one.
-            await self._node.end(lease_id)
+            await self._end(lease)
             return self._view(self._own(caller, lease_id), caller)
         if lease.holds:
             raise ApiError(
@@ -258,6 +261,14 @@ class Node(LeaseApi):
                 "Stop the server: its slice is free when it has ended.",
             )
         return self.delete(caller, lease_id)
+
+    async def _end(self, lease: Lease, why: str = "") -> None:
+        """End a server and all that it left, then its lease."""
+        if lease.holds:
+            rest = await asyncio.to_thread(end, lease.processes)
+            if rest:
+                log.warning("The server %s cannot be ended.", lease.holder.id)
+        await self._node.end(lease.id, why)
 
     def activate(self, caller: Caller, lease_id: str, body: Any) -> dict[str, Any]:
         """``PUT leases/{id}/processes``, for the hub alone: who holds the lease from now on."""
@@ -347,7 +358,7 @@ class Node(LeaseApi):
                 continue
             left = lease.expires - time.time()
             if left <= KILL_BEFORE:
-                await self._node.end(lease.id, lease.detail or "Its time is over.")
+                await self._end(lease, lease.detail or "Its time is over.")
             elif left <= ASK_BEFORE and lease.id not in self._told:
                 self._told.add(lease.id)
                 for process in lease.processes:

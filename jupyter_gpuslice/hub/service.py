@@ -6,19 +6,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import json
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 from urllib.parse import urlsplit
 
 import psutil
@@ -31,25 +27,17 @@ from ..broker.ledger import Ledger, LedgerError
 from ..devices import open_devices
 from ..devices.process import Process
 from ..server.watch import ProcessWatch
-from .handlers import NoLedger, routes
+from .door import hub_routes
+from .handlers import MOST_BODY, NoLedger
 from .link import SECRET_VARIABLE, SETTINGS_VARIABLE
 from .node import Machine, Node
+from .upkeep import ServiceError, greeting, locked, look_after, more_files, patiently
 
 log = logging.getLogger("jupyter_gpuslice.hub")
 
-PATIENCE = 20.0
-"""Seconds to wait for the port and the ledger of an earlier service that is about to end."""
-LOOK_SECONDS = 1.0
 AGAIN_SECONDS = 5.0
 TOKEN_SECONDS = 30
 """How long the hub's word on a token is remembered."""
-MOST_BODY = 1 << 20
-
-T = TypeVar("T")
-
-
-class ServiceError(Exception):
-    """The service cannot start; the message is all that the log needs."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +69,7 @@ async def serve(settings: Settings, environ: Mapping[str, str]) -> None:
     """Serve until the hub says stop or is gone."""
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
-    _more_files()
+    more_files()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, done.set)
 
@@ -93,7 +81,7 @@ async def serve(settings: Settings, environ: Mapping[str, str]) -> None:
     watch = ProcessWatch(hub_gone)
     watch.only([settings.hub])
     address = environ["JUPYTERHUB_SERVICE_URL"]
-    sockets = await _patiently(lambda: _bind(address), _busy, done)
+    sockets = await patiently(lambda: _bind(address), _busy, done)
     ledger = await _ledger(settings.ledger, sockets, done)
     if ledger is None:
         return
@@ -105,13 +93,13 @@ async def serve(settings: Settings, environ: Mapping[str, str]) -> None:
     await node.start()
     HubOAuth.instance(cache_max_age=TOKEN_SECONDS)
     app = Application(
-        routes(prefix, node, settings.secret),  # type: ignore[arg-type]
+        hub_routes(prefix, node, settings.secret),  # type: ignore[arg-type]
         cookie_secret=os.urandom(32),
     )
     server = HTTPServer(app, max_body_size=MOST_BODY)
     server.add_sockets(sockets)
-    looking = asyncio.create_task(_look_after(node))
-    log.info("%s", _greeting(node))
+    looking = asyncio.create_task(look_after(node))
+    log.info("%s", greeting(node))
     await done.wait()
     looking.cancel()
     server.stop()
@@ -128,7 +116,7 @@ async def _ledger(path: str, sockets: list[socket.socket], done: asyncio.Event) 
     refusal in words, and the ledger is tried again.
     """
     try:
-        return await _patiently(lambda: Ledger.open(path), _locked, done)
+        return await patiently(lambda: Ledger.open(path), locked, done)
     except ServiceError as error:
         log.critical("No GPU is granted: %s", error)
     stand_in = HTTPServer(Application([(r".*", NoLedger)]), max_body_size=MOST_BODY)
@@ -156,41 +144,6 @@ def _began(process: Process) -> float:
         return 0.0
 
 
-def _more_files() -> None:
-    """Every reader of news has a file: what the account may have is not what it has by default."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-async def _look_after(node: Node) -> None:
-    """What has to be done now and then."""
-    while True:
-        await asyncio.sleep(LOOK_SECONDS)
-        try:
-            node.forget()
-            await node.end_due()
-        except LedgerError as error:
-            log.error("%s", error.message)
-
-
-async def _patiently(
-    get: Callable[[], T], later: Callable[[Exception], str], done: asyncio.Event
-) -> T:
-    """``get()``, again and again while ``later(error)`` says why it may still come right."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        try:
-            return get()
-        except (OSError, LedgerError) as error:
-            why = later(error)
-            if not why or done.is_set():
-                raise ServiceError(getattr(error, "message", str(error))) from error
-            if time.monotonic() > deadline:
-                raise ServiceError(why) from error
-            await asyncio.sleep(0.1)
-
-
 def _bind(address: str) -> list[socket.socket]:
     parts = urlsplit(address)
     return bind_sockets(parts.port or 80, parts.hostname)
@@ -203,17 +156,6 @@ def _busy(error: Exception) -> str:
             "Give it another one: configure(c, ..., port=8079)."
         )
     return ""
-
-
-def _locked(error: Exception) -> str:
-    return error.message if getattr(error, "reason", "") == "ledger_locked" else ""  # type: ignore[attr-defined]
-
-
-def _greeting(node: Node) -> str:
-    devices = [member.device for member in node.broker.pool]
-    kind = "simulated GPUs" if any(d.kind == "simulated" for d in devices) else "GPUs"
-    sessions = sum(lease.holds for lease in node.broker.leases())
-    return f"Serving {len(devices)} {kind} ({node.broker.isolation}); {sessions} sessions live."
 
 
 def main() -> int:

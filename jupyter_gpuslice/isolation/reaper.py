@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,18 +56,30 @@ def reap(lease: Lease, keep: Collection[Process] = ()) -> list[Process]:
 
     Returns those that are still there: a process in an uninterruptible sleep cannot be ended.
     """
-    return _reap(lambda environ: _belongs(environ, lease), keep)
+    return _reap(lambda: leftovers(lease, keep))
+
+
+def end(processes: Iterable[Process]) -> list[Process]:
+    """The same for processes that are known, such as the server that held a lease.
+
+    Never this process. Those that may not be signalled are still there.
+    """
+    mine = [process for process in processes if process.pid not in (1, os.getpid())]
+    return _reap(lambda: [process for process in mine if process.alive()])
 
 
 def reap_group(group_id: str) -> list[Process]:
     """The same for what the ranks of a group without a lease left."""
-    return _reap(lambda environ: environ.get(b"JUPYTER_GPUSLICE_GROUP") == group_id.encode(), ())
+    mark = group_id.encode()
+    return _reap(
+        lambda: _marked(lambda environ: environ.get(b"JUPYTER_GPUSLICE_GROUP") == mark, ())
+    )
 
 
-def _reap(belongs: Belongs, keep: Collection[Process]) -> list[Process]:
+def _reap(find: Callable[[], list[Process]]) -> list[Process]:
     for attempt, grace in ((signal.SIGTERM, TERM_GRACE), (signal.SIGKILL, KILL_GRACE)):
         # Looked up anew before each signal: a dying process may have started others.
-        rest = _marked(belongs, keep)
+        rest = find()
         if not rest:
             return []
         for process in rest:
@@ -75,7 +87,7 @@ def _reap(belongs: Belongs, keep: Collection[Process]) -> list[Process]:
         deadline = time.monotonic() + grace
         while time.monotonic() < deadline and any(process.alive() for process in rest):
             time.sleep(0.02)
-    return [process for process in _marked(belongs, keep) if process.alive()]
+    return [process for process in find() if process.alive()]
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,16 @@
-"""Where a server's kernels reach it."""
+"""Where a server's kernels reach it, and where it finds the broker of its machine."""
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
 API = "gpuslice/api/v1"
+SOCKET = "/run/jupyter-gpuslice/broker.sock"
+"""Where a broker listens that is a service of the system, and where servers look for one."""
 
 
 def server_address(serverapp: Any, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -39,3 +42,13 @@ def _reachable(host: str) -> str:
     if host == "::":
         return "[::1]"
     return f"[{host}]" if ":" in host else host
+
+
+def broker_socket(setting: str) -> str:
+    """The socket to ask: the one that was set, or the system's where it is there; else ``""``."""
+    if setting:
+        return os.path.expanduser(setting)
+    try:
+        return SOCKET if stat.S_ISSOCK(os.stat(SOCKET).st_mode) else ""
+    except OSError:
+        return ""

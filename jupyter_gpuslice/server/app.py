@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from ..devices import SimulatedSource
 from ..groups.manager import WITH_NOTEBOOK, GroupManager
 from ..isolation.folder import OwnFolder
 from ..request import GpuRequest, RequestError
-from .address import server_address
+from .address import broker_socket, server_address
 from .api import ApiError, Caller, LeaseApi
 from .events import Events
 from .kernels import Kernels
@@ -27,6 +28,7 @@ from .opening import Found, ledger_name, open_pool
 from .provisioner import KERNEL_PACKAGE, wrap_every_kernel
 from .routes import routes
 from .runtime import BrokerRuntime
+from .upstream import Upstream
 from .visitors import Visitors
 from .websocket import make_prompt
 
@@ -67,6 +69,23 @@ class GpuSlice(Configurable):
         starts without GPUs and says so, since two brokers would grant the same device twice.
         """,
     ).tag(config=True)
+    broker = Unicode(
+        "",
+        help="""The Unix socket of this machine's GPU broker, which shares its GPUs among users.
+
+        Without it the usual one (/run/jupyter-gpuslice/broker.sock) is used where it is there; a
+        machine without a broker gives all of its GPUs to every server. With it a server never
+        takes GPUs that it was not given: where the broker does not answer there are none. A
+        session that a hub started does not ask.
+        """,
+    ).tag(config=True)
+    session_request = Unicode(
+        "",
+        help="""What this server asks of the machine's GPU broker: "0.5", "10GiB", "2"; "0" is none.
+
+        Without it the broker gives what its administrator set. The server's kernels share it.
+        """,
+    ).tag(config=True)
     reserve_mib = Int(
         None,
         allow_none=True,
@@ -88,6 +107,14 @@ class GpuSlice(Configurable):
             raise ValueError(
                 f"GpuSlice.default_request cannot be {self.default_request!r}: {error}"
             ) from error
+        try:
+            request = GpuRequest.parse(self.session_request or "1")
+        except RequestError as error:
+            raise ValueError(
+                f"GpuSlice.session_request cannot be {self.session_request!r}: {error}"
+            ) from error
+        if request.kind == "auto":
+            raise ValueError("GpuSlice.session_request is an amount, such as 0.5 or 10GiB.")
 
 
 class GpuSliceApp(ExtensionApp):
@@ -105,6 +132,7 @@ class GpuSliceApp(ExtensionApp):
     gpuslice: GpuSlice
     events: Events
     _opening: asyncio.Task[None] | None = None
+    _following: asyncio.Task[None] | None = None
     _metrics: PoolMetrics | None = None
 
     def initialize_settings(self) -> None:
@@ -178,7 +206,7 @@ class GpuSliceApp(ExtensionApp):
                 path,
                 simulate=settings.simulate,
                 reserve_mib=settings.reserve_mib,
-                grant=os.environ.get(GRANT, ""),
+                grant=os.environ.get(GRANT, "") or await self._ask_machine(),
                 share=os.environ.get(SHARE, ""),
                 log=self.log,
             )
@@ -189,6 +217,36 @@ class GpuSliceApp(ExtensionApp):
             self._without(ApiError(503, "internal", "The GPUs of this server cannot be used."))
         else:
             await self._serve(runtime, found)
+
+    async def _ask_machine(self) -> str:
+        """What the machine's own broker gives this session; "" where there is none."""
+        socket = "" if os.environ.get(SHARE) else broker_socket(self.gpuslice.broker)
+        if not socket:
+            return ""
+        upstream = Upstream(socket, self._waits, self.log)
+        grant = await upstream.obtain(self.gpuslice.session_request)
+        text = json.dumps(grant, separators=(",", ":"))
+        if grant["lease"]:
+            # What the kernels leave behind is found by it when the session has ended.
+            os.environ[GRANT] = text
+            following = upstream.follow(grant["lease"], self._taken_back)
+            self._following = asyncio.create_task(following)
+        return text
+
+    def _waits(self, message: str) -> None:
+        """Something to know of the session's lease; until it is granted, why there is no GPU."""
+        if self.runtime is None:
+            self.api.problem = ApiError(503, "waiting", message)
+            self.kernels.failed(message)
+        self._notice("warning", message, None)
+
+    def _taken_back(self, why: str) -> None:
+        """The session's lease has ended before the session: nothing is granted here now."""
+        words = f"This server's GPU slice was taken back. {why}".strip()
+        if self.runtime is not None:
+            self.runtime.note = f"{words} Restart the server to ask for a GPU anew."
+            self.runtime.broker.withdraw(words)
+        self._notice("error", words, None)
 
     def _without(self, problem: ApiError) -> None:
         self.log.warning(
@@ -270,6 +328,8 @@ class GpuSliceApp(ExtensionApp):
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None
+        if self._following is not None:
+            self._following.cancel()
         self._folder.close()
 
 

@@ -29,6 +29,10 @@ from .worker import UnansweredError, Worker
 
 DISCOVERY_SECONDS = 60.0
 
+_ON_THE_MACHINE = (
+    "This server has what it asked the machine's broker for when it started; to ask anew, start it "
+    "again with --GpuSlice.session_request=1, say."
+)
 _ON_THE_HUB = (
     "This session has what was chosen on the hub's spawn page; to choose anew, stop the server "
     "(File → Hub Control Panel) and start it again."
@@ -47,6 +51,8 @@ class Found:
     entitled: Mapping[str, Any] | None = None
     hub: str | None = None
     """The path of the hub's page of all GPUs, where the pool is what a hub granted."""
+    elsewhere: str = ""
+    """Where people may ask for more than this pool has."""
 
     def nearness(self, a: str, b: str) -> int:
         return 0 if a == b else self.near.get((a, b), FAR)
@@ -85,7 +91,7 @@ async def open_pool(
     finally:
         worker.close()
     try:
-        ledger = Ledger.open(ledger_path)
+        ledger = _open_ledger(ledger_path, found)
         try:
             broker = Broker(
                 found.pool,
@@ -93,7 +99,7 @@ async def open_pool(
                 time.time,
                 isolation=found.isolation,
                 nearness=found.nearness,
-                elsewhere=_ON_THE_HUB if found.entitled else "",
+                elsewhere=found.elsewhere,
             )
             # Whoever asked for these did not live to take them up.
             for lease in broker.leases():
@@ -108,6 +114,22 @@ async def open_pool(
     return runtime, found
 
 
+def _open_ledger(path: Path, found: Found) -> Ledger:
+    """The ledger at ``path``, or the next one that no other server of this user's uses.
+
+    Two servers that share a machine's broker have slices of their own, so both may have a ledger.
+    Without a broker they would grant the same devices twice: then the second has none.
+    """
+    number = 1
+    while True:
+        try:
+            return Ledger.open(path.with_stem(f"{path.stem}-{number}") if number > 1 else path)
+        except LedgerError as error:
+            if error.reason != "ledger_locked" or found.elsewhere != _ON_THE_MACHINE:
+                raise
+        number += 1
+
+
 def discover(simulate: str, reserve_mib: int | None, grant: str, share: str = "") -> Found:
     """Find the devices (blocks). ``ValueError`` for settings or a grant that cannot be used.
 
@@ -117,12 +139,13 @@ def discover(simulate: str, reserve_mib: int | None, grant: str, share: str = ""
         return _from_grant(grant)
     source = open_devices(simulate, reserve_mib)
     pool: Sequence[PoolDevice] = whole(source.devices())
-    entitled = None
+    entitled, elsewhere = None, ""
     if share and pool:
         slices = _own_share(share, pool)
         pool = granted([member.device for member in pool], slices)
-        entitled = _entitled(slices, share)
-    return Found(source, pool, node_level(source), _near(source, pool), source.note, entitled)
+        entitled, elsewhere = _entitled(slices, share), _ON_THE_HUB
+    near = _near(source, pool)
+    return Found(source, pool, node_level(source), near, source.note, entitled, elsewhere=elsewhere)
 
 
 def _own_share(text: str, pool: Sequence[PoolDevice]) -> Sequence[Slice]:
@@ -159,7 +182,7 @@ def _from_grant(text: str) -> Found:
         pool = granted(source.devices(), slices)
         isolation = str(grant["isolation"])
         request = str(grant["request"])
-        hub = urlsplit(str(grant["url"])).path.removesuffix("api/v1/")
+        hub = urlsplit(str(grant["url"])).path.removesuffix("api/v1/") or None
     except (ValueError, KeyError, TypeError) as error:
         raise ApiError(
             503,
@@ -168,7 +191,9 @@ def _from_grant(text: str) -> Found:
             "Stop this server and start it again from the hub.",
         ) from error
     entitled = _entitled(slices, request)
-    return Found(source, pool, isolation, _near(source, pool), source.note, entitled, hub)
+    near = _near(source, pool)
+    elsewhere = _ON_THE_HUB if hub else _ON_THE_MACHINE
+    return Found(source, pool, isolation, near, source.note, entitled, hub, elsewhere)
 
 
 def _near(source: DeviceSource, pool: Sequence[PoolDevice]) -> dict[tuple[str, str], int]:

@@ -213,3 +213,32 @@ def test_what_is_no_operation_changes_nothing(caller: Caller, body: Any, status:
         assert node.broker.cordoned == {}
 
     with_node(work)
+
+
+def test_the_end_of_its_time_ends_a_server_that_carries_no_mark_and_will_not_go() -> None:
+    """A server that asked for its slice itself was started before it had one."""
+    stubborn = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+            "print(flush=True); time.sleep(600)",
+        ],
+        stdout=subprocess.PIPE,
+    )
+
+    async def work(node: Node) -> None:
+        await asyncio.to_thread(stubborn.stdout.readline)
+        _, lease = await node.start_anew(HUB, ask("ana/"))
+        node.broker.activate(lease["id"], [Process.of(stubborn.pid)])
+        node.broker.extend(lease["id"], 1)
+        await node.end_due()
+        assert await asyncio.to_thread(stubborn.wait, 30) != 0
+        assert node.broker.leases() == []
+
+    try:
+        with_node(work)
+    finally:
+        stubborn.kill()
+        stubborn.wait()
+        stubborn.stdout.close()

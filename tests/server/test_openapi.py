@@ -11,6 +11,7 @@ import yaml
 from openapi_spec_validator import validate
 
 import jupyter_gpuslice.server
+from jupyter_gpuslice.hub import handlers
 from jupyter_gpuslice.server.routes import BASE, UnknownHandler, routes
 
 from .support import sleeper
@@ -54,12 +55,11 @@ def test_every_route_of_a_server_is_in_it_and_nothing_else(document):
 
 
 def test_every_route_of_the_hub_is_in_it_and_nothing_else(document):
-    handlers = pytest.importorskip("jupyter_gpuslice.hub.handlers")
     there = set()
-    for pattern, handler, _ in handlers.routes("/", None, ""):
+    for pattern, handler, _ in handlers.routes("/", None, object):
         if pattern.startswith("/api/v1"):
             path = pattern.removeprefix("/api/v1").replace(r"([A-Za-z0-9_-]{1,64})", "{}")
-            there |= {(method, path) for method in METHODS if method in vars(handler)}
+            there |= {(method, path) for method in METHODS if method in vars(handler.__mro__[1])}
     assert told(document, "hub") == there
 
 

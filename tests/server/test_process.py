@@ -2,103 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
 
 from jupyter_gpuslice.devices import Process
 
-from .support import DEADLINE
-
-
-class Served:
-    """`jupyter server` in a process, with simulated devices."""
-
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.env = {
-            **os.environ,
-            "HOME": str(folder),
-            "JUPYTER_DATA_DIR": str(folder / "data"),
-            "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
-            "JUPYTER_CONFIG_DIR": str(folder / "config"),
-            "JUPYTER_TOKEN": "secret",
-        }
-        self.log = folder / "log"
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "jupyter_server",
-                    "--ServerApp.jpserver_extensions=jupyter_gpuslice=True",
-                    "--GpuSlice.simulate=a100-80gb:2",
-                    "--allow-root",
-                    "--no-browser",
-                    "--port=0",
-                    f"--ServerApp.root_dir={folder}",
-                    *options,
-                ],
-                env=self.env,
-                stdout=log,
-                stderr=log,
-            )
-        self.url = self._wait()
-
-    def _wait(self) -> str:
-        def look():
-            for file in Path(self.env["JUPYTER_RUNTIME_DIR"]).glob("jpserver-*.json"):
-                info = json.loads(file.read_text())
-                if info["pid"] == self.process.pid:
-                    return info["url"]
-            return None
-
-        url = self.until(look)
-        self.url = url
-        self.until(lambda: self.call("GET", "gpuslice/api/v1/pool")["devices"])
-        return url
-
-    def until(self, true):
-        end = time.monotonic() + 2 * DEADLINE
-        while True:
-            assert self.process.poll() is None, self.log.read_text()[-4000:]
-            try:
-                if value := true():
-                    return value
-            except (urllib.error.URLError, OSError, ValueError):
-                pass
-            assert time.monotonic() < end, self.log.read_text()[-4000:]
-            time.sleep(0.1)
-
-    def call(self, method, path, body=None):
-        request = urllib.request.Request(
-            self.url + path,
-            method=method,
-            data=json.dumps(body).encode() if body is not None else None,
-            headers={"Authorization": "token secret"},
-        )
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return json.loads(response.read() or b"null")
-
-    def stop(self):
-        self.process.terminate()
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+from .served import Served
 
 
 @pytest.mark.slow
 def test_after_kill_9_the_ledger_agrees_with_what_runs(tmp_path):
-    server = Served(tmp_path)
+    server = Served(tmp_path).opened()
     again = None
     try:
         kernels = [server.call("POST", "api/kernels", {"name": "python3"}) for _ in range(2)]
@@ -107,7 +26,7 @@ def test_after_kill_9_the_ledger_agrees_with_what_runs(tmp_path):
         assert {lease["state"] for lease in leases} == {"active"}
         os.kill(server.process.pid, signal.SIGKILL)
         server.process.wait()
-        again = Served(tmp_path)
+        again = Served(tmp_path).opened()
         # Its kernels end by themselves when their server is gone, and are seen to.
         again.until(lambda: again.call("GET", "gpuslice/api/v1/leases")["leases"] == [])
         pool = again.call("GET", "gpuslice/api/v1/pool")
@@ -138,7 +57,7 @@ def test_after_kill_9_the_ledger_agrees_with_what_runs(tmp_path):
 
 @pytest.mark.slow
 def test_a_second_server_of_the_same_user_says_so_and_runs(tmp_path):
-    first = Served(tmp_path)
+    first = Served(tmp_path).opened()
     try:
         folder = tmp_path / "second"
         folder.mkdir()

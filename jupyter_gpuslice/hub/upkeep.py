@@ -1,0 +1,72 @@
+"""What a process that owns a pool does beside answering: waits its turn, looks after leases."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from ..broker.ledger import LedgerError
+from .node import Node
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 20.0
+"""Seconds to wait for the port and the ledger of an earlier service that is about to end."""
+LOOK_SECONDS = 1.0
+
+T = TypeVar("T")
+
+
+class ServiceError(Exception):
+    """The service cannot start; the message is all that the log needs."""
+
+
+def more_files() -> None:
+    """Every reader of news has a file: what the account may have is not what it has by default."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+async def look_after(node: Node) -> None:
+    """What has to be done now and then."""
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        try:
+            node.forget()
+            await node.end_due()
+        except LedgerError as error:
+            log.error("%s", error.message)
+
+
+async def patiently(
+    get: Callable[[], T], later: Callable[[Exception], str], done: asyncio.Event
+) -> T:
+    """``get()``, again and again while ``later(error)`` says why it may still come right."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return get()
+        except (OSError, LedgerError) as error:
+            why = later(error)
+            if not why or done.is_set():
+                raise ServiceError(getattr(error, "message", str(error))) from error
+            if time.monotonic() > deadline:
+                raise ServiceError(why) from error
+            await asyncio.sleep(0.1)
+
+
+def locked(error: Exception) -> str:
+    return error.message if getattr(error, "reason", "") == "ledger_locked" else ""  # type: ignore[attr-defined]
+
+
+def greeting(node: Node) -> str:
+    devices = [member.device for member in node.broker.pool]
+    kind = "simulated GPUs" if any(d.kind == "simulated" for d in devices) else "GPUs"
+    sessions = sum(lease.holds for lease in node.broker.leases())
+    return f"Serving {len(devices)} {kind} ({node.broker.isolation}); {sessions} sessions live."

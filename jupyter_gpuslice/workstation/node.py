@@ -1,0 +1,96 @@
+"""The pool of a machine whose accounts take their slices themselves, over a Unix socket."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..broker.lease import Holder, Lease
+from ..hub.choice import ChoiceError, Profiles, Selection
+from ..hub.node import Node
+from ..hub.profiles import parse_profiles
+from ..server.api import ApiError, Body, Caller, Holding
+from ..server.grant import grant_of
+from .peer import Peer
+
+SHARE = "0.25"
+"""What a session gets that does not say what it needs, where no profiles say it either."""
+
+
+def anything(devices: int) -> Profiles:
+    """The profiles of a machine without a file of them: everybody may have what there is."""
+    profile = {
+        "slug": "machine",
+        "display_name": "The GPUs of this machine",
+        "choices": [SHARE],
+        "custom": True,
+        "max": max(1, devices),
+    }
+    return parse_profiles({"profiles": [profile]})
+
+
+class Workstation(Node):
+    """A node whose sessions are the processes that ask: what they get ends with them."""
+
+    profiles: Profiles
+
+    async def start_anew(self, caller: Caller, body: Any) -> tuple[int, dict[str, Any]]:
+        """``POST leases``: 201 or 202, and the lease of the caller's own process.
+
+        Who asks again, having lost the answer, gets the same one.
+        """
+        if not isinstance(caller, Peer) or caller.process is None:
+            return await super().start_anew(caller, body)
+        chosen = self._chosen(caller, Body(body, "request"))
+        if chosen.request.kind == "none":
+            raise ApiError(400, "bad_request", "A lease on no GPU is no lease.")
+        for lease in self.broker.leases():
+            if lease.processes == (caller.process,):
+                if lease.holds and lease.request != chosen.request:
+                    raise ApiError(
+                        409,
+                        "already_held",
+                        f"This server has {lease.request} of the machine's GPUs already.",
+                        "Start it anew to ask for something else.",
+                        {"lease": lease.id},
+                    )
+                if lease.request == chosen.request:
+                    return (202 if lease.state == "queued" else 201), self._view(lease, caller)
+                self.broker.release(lease.id, f"{chosen.request} was asked for instead.")
+        lease = self._lease_for(caller, chosen)
+        return (202 if lease.state == "queued" else 201), self._view(lease, caller)
+
+    def _lease_for(self, caller: Peer, chosen: Selection) -> Lease:
+        process = caller.process
+        assert process is not None  # noqa: S101 - for the type checker
+        holder = Holder(
+            "session", f"{caller.user}/{process.pid}", caller.user, f"process {process.pid}"
+        )
+        holding = Holding(holder, (process,))
+        try:
+            return self._ask(self._node, holding, chosen.request, True, chosen.profile.ttl, 0)
+        except Exception as error:
+            raise ApiError.of(error) from error
+
+    def _chosen(self, caller: Peer, fields: Body) -> Selection:
+        """What the profiles give the caller for a request; nothing said is their default."""
+        options: dict[str, Any] = {}
+        try:
+            if "request" in fields:
+                request = fields.request("request")
+                options["request"] = str(request)
+                for profile in self.profiles.visible(caller.user, caller.groups):
+                    if profile.gives(request):
+                        options["profile"] = profile.slug
+                        break
+            return self.profiles.select(options, caller.user, caller.groups)
+        except ChoiceError as error:
+            raise ApiError(error.status, error.reason, error.message, error.hint) from error
+
+    def grant(self, caller: Caller, lease_id: str) -> dict[str, Any]:
+        """``GET leases/{id}/grant``, for the session itself as well."""
+        if not isinstance(caller, Peer):
+            return super().grant(caller, lease_id)
+        lease = self._own(caller, lease_id)
+        if not lease.holds:
+            raise ApiError(409, "wrong_state", f"The lease is {lease.state}.")
+        return grant_of(lease, [m.device for m in self.broker.pool], self._near, "")

@@ -1,0 +1,97 @@
+"""Who is at the other end of a Unix socket, as the kernel of the operating system knows it."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import socket
+import struct
+from dataclasses import dataclass
+
+from tornado.httputil import HTTPServerRequest
+
+from ..devices.process import Process
+from ..server.api import ApiError, Caller
+
+_UCRED = struct.Struct("3i")
+"""``struct ucred``: pid, uid and gid, see unix(7)."""
+
+
+@dataclass(frozen=True)
+class Peer(Caller):
+    """A process of one of the machine's accounts. Root is an admin, and the broker's own account.
+
+    ``user`` is the account's name, ``#1234`` where it has none.
+    """
+
+    process: Process | None = None
+    groups: frozenset[str] = frozenset()
+
+
+def peer_of(sock: socket.socket) -> Peer:
+    """The process that connected. :class:`ApiError` if it cannot be seen from here.
+
+    Source: unix(7), ``SO_PEERCRED``: the credentials are those of the moment of connect(2), and
+    nobody can set others without being root.
+    """
+    try:
+        pid, uid, _ = _UCRED.unpack(
+            sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        )
+        process = Process.of(pid)
+        owner = os.stat(f"/proc/{pid}").st_uid
+    except (OSError, ProcessLookupError) as error:
+        raise ApiError(
+            401,
+            "unauthorized",
+            "The broker cannot see the process that asks.",
+            "It has to run on this machine, and to live while it asks.",
+        ) from error
+    if owner != uid and owner != 0:
+        # The pid has a new owner: whoever connected is gone. (What is not readable belongs to
+        # root in /proc, whoever runs it.)
+        raise ApiError(401, "unauthorized", "The process that asked is gone.")
+    return Peer(
+        name_of(uid),
+        admin=uid in (0, os.geteuid()),
+        process=process,
+        groups=groups_of(uid),
+    )
+
+
+def name_of(uid: int) -> str:
+    """The account's name; no account may be called ``#`` and a number."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"#{uid}"
+
+
+def groups_of(uid: int) -> frozenset[str]:
+    """The names of the groups that an account is in, as the machine has them now."""
+    try:
+        account = pwd.getpwuid(uid)
+    except KeyError:
+        return frozenset()
+    found = set()
+    for gid in os.getgrouplist(account.pw_name, account.pw_gid):
+        try:
+            found.add(grp.getgrgid(gid).gr_name)
+        except KeyError:
+            continue
+    return frozenset(found)
+
+
+class PeerDoor:
+    """Lets in every account of the machine, as the one that it is."""
+
+    request: HTTPServerRequest
+
+    async def who(self) -> Caller:
+        """Who calls, see `hub.handlers.Handler.who`."""
+        stream = getattr(self.request.connection, "stream", None)
+        sock = getattr(stream, "socket", None)
+        if sock is None:
+            raise ApiError(401, "unauthorized", "The process that asked is gone.")
+        return peer_of(sock)

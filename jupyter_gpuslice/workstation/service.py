@@ -1,0 +1,139 @@
+"""``jupyter gpuslice broker``: the machine's pool at a Unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import stat
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tornado.httpserver import HTTPServer
+from tornado.netutil import bind_unix_socket
+from tornado.web import Application
+
+from ..broker.ledger import Ledger
+from ..devices import open_devices
+from ..hub.choice import Profiles
+from ..hub.handlers import MOST_BODY, routes
+from ..hub.node import Machine
+from ..hub.profiles import ProfileError, load_profiles
+from ..hub.upkeep import ServiceError, greeting, locked, look_after, more_files, patiently
+from ..server.address import SOCKET
+from .node import Workstation, anything
+from .peer import PeerDoor
+
+log = logging.getLogger("jupyter_gpuslice.broker")
+
+LEDGER = "/var/lib/jupyter-gpuslice/ledger.sqlite"
+LONGEST_PATH = 107
+"""Characters of a Unix socket's path, see unix(7)."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line says, with what root need not say."""
+
+    socket: Path
+    ledger: Path
+    profiles: Path | None = None
+    simulate: str = ""
+    reserve_mib: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        socket: Path | None,
+        ledger: Path | None,
+        profiles: Path | None,
+        simulate: str,
+        reserve_mib: int | None,
+    ) -> Settings:
+        """:class:`ServiceError` where something has to be said."""
+        if os.geteuid() != 0 and (socket is None or ledger is None):
+            raise ServiceError(
+                "The broker of a machine runs as root, as a service of the system. As another "
+                "account it can free only what that account's own processes hold; for that, name "
+                "--socket and --ledger."
+            )
+        if reserve_mib is not None and reserve_mib < 0:
+            raise ServiceError("--reserve-mib is a number of MiB, 0 or more.")
+        at = (socket or Path(SOCKET)).absolute()
+        if len(os.fsencode(at)) > LONGEST_PATH:
+            raise ServiceError(
+                f"The path of the socket is longer than {LONGEST_PATH} characters: {at}"
+            )
+        return cls(at, (ledger or Path(LEDGER)).absolute(), profiles, simulate, reserve_mib)
+
+
+def run(settings: Settings) -> int:
+    """Serve until SIGINT or SIGTERM. :class:`ServiceError` says why it cannot."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("tornado.access").setLevel(logging.WARNING)
+    profiles = _profiles(settings.profiles)
+    try:
+        asyncio.run(serve(settings, profiles))
+    except ValueError as error:
+        raise ServiceError(str(error)) from error
+    return 0
+
+
+def _profiles(path: Path | None) -> Profiles | None:
+    if path is None:
+        return None
+    try:
+        return load_profiles(path)
+    except OSError as error:
+        raise ServiceError(f"{path}: {error.strerror}.") from error
+    except ProfileError as error:
+        raise ServiceError(str(error)) from error
+
+
+async def serve(settings: Settings, profiles: Profiles | None) -> None:
+    """Own the machine's devices, and answer at the socket."""
+    done = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, done.set)
+    more_files()
+    # The ledger first: its lock keeps a second broker from taking the first one's socket.
+    ledger = await patiently(lambda: Ledger.open(settings.ledger), locked, done)
+    source = await asyncio.to_thread(open_devices, settings.simulate, settings.reserve_mib)
+    machine = await asyncio.to_thread(Machine.look, source)
+    # What a hub asked for before is a hub's to ask about: see `Node.forget`.
+    node = Workstation.of(machine, source, ledger, "", hub_began=0.0)
+    node.profiles = profiles or anything(len(machine.devices))
+    await node.start()
+    server = HTTPServer(Application(routes("/", node, PeerDoor)), max_body_size=MOST_BODY)
+    server.add_socket(_listen(settings.socket))
+    looking = asyncio.create_task(look_after(node))
+    log.info("%s", greeting(node).replace(";", f" at {settings.socket};"))
+    began = time.monotonic()
+    await done.wait()
+    log.info("Stopped after %.0f s. Sessions keep what they hold.", time.monotonic() - began)
+    looking.cancel()
+    # The socket stays, so that servers see that there is a broker which does not answer now.
+    server.stop()
+    await asyncio.wait_for(server.close_all_connections(), 5)
+    await node.stop()
+
+
+def _listen(path: Path) -> socket.socket:
+    """A socket that every account may connect to, in a folder that only ours may change."""
+    try:
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True)
+            path.parent.chmod(0o755)
+        folder = path.parent.stat()
+        if folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not folder.st_mode & stat.S_ISVTX:
+            raise ServiceError(
+                f"Others may write in {path.parent}, and could put a broker of their own there. "
+                "Choose another folder for --socket."
+            )
+        return bind_unix_socket(str(path), mode=0o666, backlog=1024)
+    except (OSError, ValueError) as error:
+        raise ServiceError(f"The socket {path} cannot be made: {error}.") from error

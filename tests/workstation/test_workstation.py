@@ -1,0 +1,278 @@
+"""Two accounts of one machine, a JupyterLab each, no hub, and one broker between them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jupyter_gpuslice.kernel.client import Client
+from tests.server.served import Served
+
+from .accounts import Account, two, why_not
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(why_not()), reason=f"Two accounts: {why_not()}"),
+]
+
+DEADLINE = 60.0
+
+ASK = """
+import json, sys
+from jupyter_gpuslice.kernel.client import Client
+from jupyter_gpuslice.kernel.errors import GpuSliceError
+
+try:
+    answer = Client(sys.argv[1], "").call(sys.argv[2], sys.argv[3], json.loads(sys.argv[4]))
+except GpuSliceError as error:
+    answer = {"refused": error.reason}
+print(json.dumps(answer))
+"""
+
+
+class Broker:
+    """``jupyter gpuslice broker``, as root."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder = folder
+        self.socket = folder / "run" / "broker.sock"
+        self.ledger = folder / "ledger.sqlite"
+        self.options = options
+        self.url = f"http+unix://{str(self.socket).replace('/', '%2F')}/api/v1"
+        self.start()
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "jupyter_gpuslice.cli", *arguments]
+
+    def start(self) -> None:
+        where = (f"--socket={self.socket}", f"--ledger={self.ledger}")
+        with (self.folder / "broker.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command("broker", *where, "--simulate=a100-80gb:1", *self.options),
+                stdout=log,
+                stderr=log,
+            )
+        eventually(lambda: self.ask("pool"), "the broker")
+
+    def log(self) -> str:
+        return (self.folder / "broker.log").read_text()
+
+    def ask(self, path: str) -> Any:
+        assert self.process.poll() is None, self.log()
+        try:
+            return Client(self.url, "").get(path)
+        except Exception:
+            return None
+
+    def leases(self) -> list[dict[str, Any]]:
+        """All of them, as root sees them."""
+        return self.ask("leases")["leases"]
+
+    def free(self) -> float:
+        """The part of the device that nobody holds."""
+        (device,) = self.ask("pool")["devices"]
+        return device["free_percent"] / 100
+
+    def as_account(self, account: Account, method: str, path: str, body: Any = None) -> Any:
+        """What the broker answers to a program of an account's."""
+        done = subprocess.run(
+            [*account.prefix, sys.executable, "-c", ASK, self.url, method, path, json.dumps(body)],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            check=False,
+            cwd=account.home,
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+        self.process.wait(30)
+
+
+class Lab(Served):
+    """A user's own server."""
+
+    def __init__(self, account: Account, broker: Broker, *options: str) -> None:
+        self.account = account
+        super().__init__(
+            account.home, f"--GpuSlice.broker={broker.socket}", *options, prefix=account.prefix
+        )
+
+    def pool(self) -> dict[str, Any]:
+        return self.call("GET", "gpuslice/api/v1/pool")
+
+    def kernel(self) -> str:
+        return self.call("POST", "api/kernels", {"name": "python3"})["id"]
+
+    def leases(self) -> list[dict[str, Any]]:
+        return self.call("GET", "gpuslice/api/v1/leases")["leases"]
+
+
+def eventually(look: Callable[[], Any], what: str) -> Any:
+    end = time.monotonic() + DEADLINE
+    while not (value := look()):
+        assert time.monotonic() < end, f"waited for {what}"
+        time.sleep(0.1)
+    return value
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Any]:
+    """Makes brokers and servers, and ends them."""
+    made: list[Any] = []
+
+    class Make:
+        ana, ben = two(tmp_path)
+
+        @staticmethod
+        def broker(*options: str) -> Broker:
+            made.append(Broker(tmp_path, *options))
+            return made[-1]
+
+        @staticmethod
+        def lab(*arguments: Any) -> Lab:
+            made.append(Lab(*arguments))
+            return made[-1]
+
+    yield Make
+    for one in reversed(made):
+        if one.process.poll() is None:
+            one.stop()
+
+
+def test_two_users_share_a_device_and_neither_touches_the_others_lease(make: Any) -> None:
+    broker = make.broker()
+    ana = make.lab(make.ana, broker, "--GpuSlice.session_request=0.5").opened()
+    ben = make.lab(make.ben, broker, "--GpuSlice.session_request=0.25").opened()
+
+    # One device, two slices of it, each the pool of its own server.
+    (hers,), (his,) = ana.pool()["devices"], ben.pool()["devices"]
+    assert hers["uuid"] == his["uuid"]
+    assert (hers["compute_percent"], his["compute_percent"]) == (50, 25)
+    assert broker.free() == 0.25
+    kernel = ana.kernel()
+    (lease,) = ana.leases()
+    assert (lease["holder"]["id"], lease["state"]) == (kernel, "active")
+    assert lease["slices"][0]["compute_percent"] == 50
+
+    # Who holds what, as the broker's kernel-checked callers see it.
+    sessions = {lease["holder"]["user"]: lease for lease in broker.leases()}
+    assert sessions.keys() == {make.ana.name, make.ben.name}
+    for mine, other in ((make.ana, make.ben), (make.ben, make.ana)):
+        seen = broker.as_account(mine, "GET", "leases")["leases"]
+        assert [lease["holder"]["user"] for lease in seen] == [mine.name]
+        theirs = f"leases/{sessions[other.name]['id']}"
+        for method, path, body in (
+            ("DELETE", theirs, None),
+            ("PATCH", theirs, {"ttl": "9h"}),
+            ("GET", theirs, None),
+            ("GET", f"{theirs}/grant", None),
+            ("PUT", f"{theirs}/processes", {"processes": []}),
+        ):
+            answer = broker.as_account(mine, method, path, body)
+            assert answer == {"refused": "not_owner"} or answer == {"refused": "forbidden"}, (
+                method,
+                path,
+                answer,
+            )
+        refused = broker.as_account(mine, "PATCH", "pool", {"cordoned": True})
+        assert refused == {"refused": "forbidden"}
+        nobody = {"request": "1", "holder": {"kind": "session", "id": f"{other.name}/"}}
+        assert broker.as_account(mine, "POST", "leases", nobody) == {"refused": "bad_request"}
+        # Not even of their own: it ends with the server that holds it.
+        own = broker.as_account(mine, "DELETE", f"leases/{sessions[mine.name]['id']}")
+        assert own == {"refused": "in_use"}
+    assert {lease["id"] for lease in broker.leases()} == {s["id"] for s in sessions.values()}
+
+    # The end of a server frees its slice, and the other one does not notice.
+    os.kill(ana.process.pid, signal.SIGKILL)
+    ana.process.wait()
+    eventually(lambda: broker.free() == 0.75, "the slice of a server that was killed")
+    assert ben.pool()["devices"] == [his]
+
+
+def test_a_server_that_waits_says_so_and_its_kernels_get_their_gpu_when_it_comes(
+    make: Any,
+) -> None:
+    broker = make.broker()
+    ana = make.lab(make.ana, broker, "--GpuSlice.session_request=1").opened()
+    ben = make.lab(make.ben, broker, "--GpuSlice.session_request=0.5")
+    ben.until(lambda: "at position 1 in the queue" in ben.pool()["note"])
+    kernel = ben.kernel()
+    assert ben.pool()["devices"] == []
+    ana.stop()
+    ben.opened()
+    lease = ben.until(lambda: next((x for x in ben.leases() if x["slices"]), None))
+    assert (lease["holder"]["id"], lease["state"]) == (kernel, "active")
+
+
+def test_a_broker_that_stops_and_comes_back_takes_nothing_from_anybody(make: Any) -> None:
+    broker = make.broker()
+    ana = make.lab(make.ana, broker, "--GpuSlice.session_request=0.5").opened()
+    before = [(lease["id"], lease["slices"]) for lease in broker.leases()]
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        broker.stop(number)
+        # No broker, no GPU: never all of them.
+        ben = make.lab(make.ben, broker, "--GpuSlice.session_request=0.5")
+        ben.until(lambda ben=ben: "does not answer" in ben.pool()["note"])
+        assert ben.pool()["devices"] == []
+        assert ana.pool()["devices"][0]["compute_percent"] == 50
+        broker.start()
+        ben.opened()
+        assert [(x["id"], x["slices"]) for x in broker.leases()][:1] == before
+        assert broker.free() == 0
+        ben.stop()
+        eventually(lambda: broker.free() == 0.5, "the slice of a server that was stopped")
+
+
+def test_an_administrator_drains_and_the_user_is_told_and_the_server_ends(make: Any) -> None:
+    broker = make.broker()
+    ana = make.lab(make.ana, broker, "--GpuSlice.session_request=0.5").opened()
+
+    def operate(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            broker.command(*arguments, f"--socket={broker.socket}"),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    done = operate("drain", "0", "--within=25s", "--why=new fans")
+    assert done.returncode == 0, done.stderr
+    assert "out of service: new fans" in done.stdout
+    ana.until(lambda: "Its GPU goes out of service: new fans" in ana.log.read_text())
+    assert eventually(lambda: ana.process.poll() is not None, "the end of the server")
+    eventually(lambda: not broker.leases(), "the end of its lease")
+    ben = make.lab(make.ben, broker, "--GpuSlice.session_request=0.5")
+    ben.until(lambda: "at position 1" in ben.pool()["note"])
+    assert operate("uncordon", "--all").returncode == 0
+    ben.opened()
+
+
+def test_profiles_bind_who_asks_at_the_socket(make: Any, tmp_path: Path) -> None:
+    file = tmp_path / "profiles.yaml"
+    file.write_text(
+        "profiles:\n"
+        "  - {slug: all, display_name: For all, request: 0.25}\n"
+        f"  - {{slug: one, display_name: For one, request: 1, users: [{make.ana.name}]}}\n"
+    )
+    broker = make.broker(f"--profiles={file}")
+    ben = make.lab(make.ben, broker).opened()
+    assert ben.pool()["devices"][0]["compute_percent"] == 25
+    assert broker.as_account(make.ben, "POST", "leases", {"request": "1"}) == {
+        "refused": "not_offered"
+    }
+    ben.stop()
+    ana = make.lab(make.ana, broker, "--GpuSlice.session_request=1").opened()
+    assert ana.pool()["devices"][0]["compute_percent"] == 100
