@@ -56,10 +56,10 @@ def test_every_route_of_a_server_is_in_it_and_nothing_else(document):
 
 def test_every_route_of_the_hub_is_in_it_and_nothing_else(document):
     there = set()
-    for pattern, handler, _ in handlers.routes("/", None, object):
+    for pattern, handler, _ in handlers.routes("/", None, type("Door", (), {})):
         if pattern.startswith("/api/v1"):
             path = pattern.removeprefix("/api/v1").replace(r"([A-Za-z0-9_-]{1,64})", "{}")
-            there |= {(method, path) for method in METHODS if method in vars(handler.__mro__[1])}
+            there |= {(method, path) for method in METHODS if method in vars(handler.__bases__[-1])}
     assert told(document, "hub") == there
 
 
