@@ -28,6 +28,7 @@ from ..devices import open_devices
 from ..devices.process import Process
 from ..server.watch import ProcessWatch
 from .door import hub_routes
+from .forward import forward_routes
 from .handlers import MOST_BODY, NoLedger
 from .link import SECRET_VARIABLE, SETTINGS_VARIABLE
 from .node import Machine, Node
@@ -49,6 +50,8 @@ class Settings:
     ledger: str
     simulate: str = ""
     reserve_mib: int | None = None
+    broker: str = ""
+    """The Unix socket of the machine's broker, where that has the pool."""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Settings:
@@ -82,6 +85,10 @@ async def serve(settings: Settings, environ: Mapping[str, str]) -> None:
     watch.only([settings.hub])
     address = environ["JUPYTERHUB_SERVICE_URL"]
     sockets = await patiently(lambda: _bind(address), _busy, done)
+    if settings.broker:
+        await _serve_broker(settings, sockets, environ, done)
+        watch.close()
+        return
     ledger = await _ledger(settings.ledger, sockets, done)
     if ledger is None:
         return
@@ -106,6 +113,31 @@ async def serve(settings: Settings, environ: Mapping[str, str]) -> None:
     await asyncio.wait_for(server.close_all_connections(), 5)
     await node.stop()
     watch.close()
+
+
+async def _serve_broker(
+    settings: Settings,
+    sockets: list[socket.socket],
+    environ: Mapping[str, str],
+    done: asyncio.Event,
+) -> None:
+    """Serve what the machine's broker has, until the hub says stop or is gone."""
+    prefix = environ["JUPYTERHUB_SERVICE_PREFIX"]
+    url = f"{environ['JUPYTERHUB_SERVICE_URL'].rstrip('/')}{prefix}api/v1/"
+    HubOAuth.instance(cache_max_age=TOKEN_SECONDS)
+    more_files()
+    server = HTTPServer(
+        Application(
+            forward_routes(prefix, settings.broker, settings.secret, url),  # type: ignore[arg-type]
+            cookie_secret=os.urandom(32),
+        ),
+        max_body_size=MOST_BODY,
+    )
+    server.add_sockets(sockets)
+    log.info("The GPUs are those of the broker at %s.", settings.broker)
+    await done.wait()
+    server.stop()
+    await asyncio.wait_for(server.close_all_connections(), 5)
 
 
 async def _ledger(path: str, sockets: list[socket.socket], done: asyncio.Event) -> Ledger | None:

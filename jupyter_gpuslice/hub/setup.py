@@ -34,6 +34,7 @@ def configure(
     *,
     port: int = PORT,
     ledger: str | os.PathLike[str] = LEDGER,
+    broker: str | os.PathLike[str] = "",
 ) -> None:
     """Give a hub GPU slices: its spawner, the GPU service with its scopes, and the spawn page.
 
@@ -44,6 +45,9 @@ def configure(
     :param port: where the service listens, on loopback only.
     :param ledger: the file that keeps the leases; on a local disk, never on NFS. Relative to the
         hub's working directory.
+    :param broker: the Unix socket of the machine's own broker (``jupyter gpuslice broker``), where
+        the hub's users shall share its GPUs with the accounts of the machine. Then the ledger is
+        that broker's, and the hub has to run as root or as the broker's account.
 
     The devices are chosen by ``c.GpuSlice``, before or after this call:
     ``c.GpuSlice.simulate = "a100-80gb:2"`` for simulated ones, ``c.GpuSlice.reserve_mib`` for what
@@ -64,14 +68,16 @@ def configure(
         c.JupyterHub.concurrent_spawn_limit = 0
     base = c.JupyterHub.get("base_url", "/")
     c.LeasedSpawner.service_url = f"{url}{base.rstrip('/')}/services/{SERVICE}/api/v1/"
-    ledger_path = os.path.abspath(ledger)
+    pool = {"ledger": os.path.abspath(ledger)}
+    if broker:
+        pool["broker"] = os.path.abspath(broker)
     service = {
         "name": SERVICE,
         "url": url,
         "command": [sys.executable, "-m", "jupyter_gpuslice.hub.service"],
         "environment": {
             SECRET_VARIABLE: _Late(lambda config: hub_secret()),
-            SETTINGS_VARIABLE: _Late(lambda config: _settings(config, ledger_path)),
+            SETTINGS_VARIABLE: _Late(lambda config: _settings(config, pool)),
         },
         "oauth_no_confirm": True,
         # The service of a hub that was killed may need a while to let go of the ledger.
@@ -114,10 +120,10 @@ class _Late(str):
         return self
 
 
-def _settings(config: Config, ledger: str) -> str:
+def _settings(config: Config, pool: Mapping[str, str]) -> str:
     """What the service is told, from the hub's complete configuration."""
     chosen = config.GpuSlice
-    settings: dict[str, Any] = {"hub": Process.of(os.getpid()).to_dict(), "ledger": ledger}
+    settings: dict[str, Any] = {"hub": Process.of(os.getpid()).to_dict(), **pool}
     if chosen.get("simulate"):
         settings["simulate"] = str(chosen.simulate)
     if chosen.get("reserve_mib") is not None:

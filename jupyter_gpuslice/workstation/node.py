@@ -10,7 +10,7 @@ from ..hub.node import Node
 from ..hub.profiles import parse_profiles
 from ..server.api import ApiError, Body, Caller, Holding
 from ..server.grant import grant_of
-from .peer import Peer
+from .peer import Peer, groups_called
 
 SHARE = "0.25"
 """What a session gets that does not say what it needs, where no profiles say it either."""
@@ -32,6 +32,10 @@ class Workstation(Node):
     """A node whose sessions are the processes that ask: what they get ends with them."""
 
     profiles: Profiles
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._groups_of = groups_called
 
     async def start_anew(self, caller: Caller, body: Any) -> tuple[int, dict[str, Any]]:
         """``POST leases``: 201 or 202, and the lease of the caller's own process.

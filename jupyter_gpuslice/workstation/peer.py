@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grp
+import json
 import os
 import pwd
 import socket
@@ -12,10 +13,15 @@ from dataclasses import dataclass
 from tornado.httputil import HTTPServerRequest
 
 from ..devices.process import Process
+from ..hub.node import HUB
 from ..server.api import ApiError, Caller
 
 _UCRED = struct.Struct("3i")
 """``struct ucred``: pid, uid and gid, see unix(7)."""
+
+
+FOR = "Gpuslice-For"
+"""The header in which a hub says for whom it asks."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,15 @@ def name_of(uid: int) -> str:
 def groups_of(uid: int) -> frozenset[str]:
     """The names of the groups that an account is in, as the machine has them now."""
     try:
-        account = pwd.getpwuid(uid)
+        return groups_called(pwd.getpwuid(uid).pw_name)
+    except KeyError:
+        return frozenset()
+
+
+def groups_called(user: str) -> frozenset[str]:
+    """The same for an account by its name."""
+    try:
+        account = pwd.getpwnam(user)
     except KeyError:
         return frozenset()
     found = set()
@@ -81,6 +95,22 @@ def groups_of(uid: int) -> frozenset[str]:
         except KeyError:
             continue
     return frozenset(found)
+
+
+def told_for(caller: Caller, hub: bool) -> str:
+    """The value of the header `FOR`: for a caller, or for the hub itself."""
+    return json.dumps({"user": caller.user, "admin": caller.admin, "hub": hub})
+
+
+def _spoken_for(peer: Peer, told: str) -> Caller:
+    if not peer.admin:
+        raise ApiError(403, "forbidden", "Only a hub that runs as root may ask for others.")
+    try:
+        whom = json.loads(told)
+        user, admin, hub = str(whom["user"]), whom["admin"] is True, whom["hub"] is True
+    except (ValueError, KeyError, TypeError) as error:
+        raise ApiError(400, "bad_request", f"The header {FOR} cannot be read.") from error
+    return HUB if hub else Caller(user, admin=admin)
 
 
 class PeerDoor:
@@ -94,4 +124,6 @@ class PeerDoor:
         sock = getattr(stream, "socket", None)
         if sock is None:
             raise ApiError(401, "unauthorized", "The process that asked is gone.")
-        return peer_of(sock)
+        peer = peer_of(sock)
+        told = self.request.headers.get(FOR)
+        return peer if told is None else _spoken_for(peer, told)
