@@ -15,6 +15,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
@@ -27,9 +28,10 @@ from ..broker.ledger import Ledger, LedgerError
 from ..devices import open_devices
 from ..devices.process import Process
 from ..server.watch import ProcessWatch
+from ..workstation.peer import PeerDoor, listen
 from .door import hub_routes
 from .forward import forward_routes
-from .handlers import MOST_BODY, NoLedger
+from .handlers import MOST_BODY, NoLedger, routes
 from .link import SECRET_VARIABLE, SETTINGS_VARIABLE
 from .node import Machine, Node
 from .upkeep import ServiceError, greeting, locked, look_after, more_files, patiently
@@ -105,12 +107,18 @@ async def serve(settings: Settings, environ: Mapping[str, str]) -> None:
     )
     server = HTTPServer(app, max_body_size=MOST_BODY)
     server.add_sockets(sockets)
+    operators = HTTPServer(Application(routes("/", node, PeerDoor)), max_body_size=MOST_BODY)
+    try:
+        operators.add_socket(listen(Path(settings.ledger).with_suffix(".sock"), mode=0o600))
+    except ServiceError as error:
+        log.warning("Commands such as `jupyter gpuslice drain` do not work here: %s", error)
     looking = asyncio.create_task(look_after(node))
     log.info("%s", greeting(node))
     await done.wait()
     looking.cancel()
-    server.stop()
-    await asyncio.wait_for(server.close_all_connections(), 5)
+    for each in (server, operators):
+        each.stop()
+        await asyncio.wait_for(each.close_all_connections(), 5)
     await node.stop()
     watch.close()
 

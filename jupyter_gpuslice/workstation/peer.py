@@ -7,14 +7,21 @@ import json
 import os
 import pwd
 import socket
+import stat
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 
 from tornado.httputil import HTTPServerRequest
+from tornado.netutil import bind_unix_socket
 
 from ..devices.process import Process
 from ..hub.node import HUB
+from ..hub.upkeep import ServiceError
 from ..server.api import ApiError, Caller
+
+LONGEST_PATH = 107
+"""Bytes of a Unix socket's path, see unix(7)."""
 
 _UCRED = struct.Struct("3i")
 """``struct ucred``: pid, uid and gid, see unix(7)."""
@@ -127,3 +134,22 @@ class PeerDoor:
         peer = peer_of(sock)
         told = self.request.headers.get(FOR)
         return peer if told is None else _spoken_for(peer, told)
+
+
+def listen(path: Path, mode: int) -> socket.socket:
+    """A Unix socket at ``path``, for those whom ``mode`` lets in. :class:`ServiceError`."""
+    if len(os.fsencode(path)) > LONGEST_PATH:
+        raise ServiceError(f"The path {path} is longer than {LONGEST_PATH} bytes.")
+    try:
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True)
+            path.parent.chmod(0o755)
+        folder = path.parent.stat()
+        if folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not folder.st_mode & stat.S_ISVTX:
+            raise ServiceError(
+                f"Others may write in {path.parent}, and could put a socket of their own there. "
+                "Choose another folder."
+            )
+        return bind_unix_socket(str(path), mode=mode, backlog=1024)
+    except (OSError, ValueError) as error:
+        raise ServiceError(f"The socket {path} cannot be made: {error}.") from error

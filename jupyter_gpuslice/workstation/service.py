@@ -6,14 +6,11 @@ import asyncio
 import logging
 import os
 import signal
-import socket
-import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from tornado.httpserver import HTTPServer
-from tornado.netutil import bind_unix_socket
 from tornado.web import Application
 
 from ..broker.ledger import Ledger
@@ -25,13 +22,11 @@ from ..hub.profiles import ProfileError, load_profiles
 from ..hub.upkeep import ServiceError, greeting, locked, look_after, more_files, patiently
 from ..server.address import SOCKET
 from .node import Workstation, anything
-from .peer import PeerDoor
+from .peer import PeerDoor, listen
 
 log = logging.getLogger("jupyter_gpuslice.broker")
 
 LEDGER = "/var/lib/jupyter-gpuslice/ledger.sqlite"
-LONGEST_PATH = 107
-"""Characters of a Unix socket's path, see unix(7)."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +58,6 @@ class Settings:
         if reserve_mib is not None and reserve_mib < 0:
             raise ServiceError("--reserve-mib is a number of MiB, 0 or more.")
         at = (socket or Path(SOCKET)).absolute()
-        if len(os.fsencode(at)) > LONGEST_PATH:
-            raise ServiceError(
-                f"The path of the socket is longer than {LONGEST_PATH} characters: {at}"
-            )
         return cls(at, (ledger or Path(LEDGER)).absolute(), profiles, simulate, reserve_mib)
 
 
@@ -109,7 +100,7 @@ async def serve(settings: Settings, profiles: Profiles | None) -> None:
     node.profiles = profiles or anything(len(machine.devices))
     await node.start()
     server = HTTPServer(Application(routes("/", node, PeerDoor)), max_body_size=MOST_BODY)
-    server.add_socket(_listen(settings.socket))
+    server.add_socket(listen(settings.socket, mode=0o666))
     looking = asyncio.create_task(look_after(node))
     log.info("%s", greeting(node).replace(";", f" at {settings.socket};"))
     began = time.monotonic()
@@ -120,20 +111,3 @@ async def serve(settings: Settings, profiles: Profiles | None) -> None:
     server.stop()
     await asyncio.wait_for(server.close_all_connections(), 5)
     await node.stop()
-
-
-def _listen(path: Path) -> socket.socket:
-    """A socket that every account may connect to, in a folder that only ours may change."""
-    try:
-        if not path.parent.exists():
-            path.parent.mkdir(parents=True)
-            path.parent.chmod(0o755)
-        folder = path.parent.stat()
-        if folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not folder.st_mode & stat.S_ISVTX:
-            raise ServiceError(
-                f"Others may write in {path.parent}, and could put a broker of their own there. "
-                "Choose another folder for --socket."
-            )
-        return bind_unix_socket(str(path), mode=0o666, backlog=1024)
-    except (OSError, ValueError) as error:
-        raise ServiceError(f"The socket {path} cannot be made: {error}.") from error

@@ -31,8 +31,19 @@ import json, sys
 from jupyter_gpuslice.kernel.client import Client
 from jupyter_gpuslice.kernel.errors import GpuSliceError
 
+class Speaking(Client):
+    # It says for whom it asks.
+    def _take(self):
+        connection = super()._take()
+        request = connection.request
+        told = {"Gpuslice-For": sys.argv[5]}
+        connection.request = lambda *a, headers, **m: request(*a, headers={**headers, **told}, **m)
+        return connection
+
+
 try:
-    answer = Client(sys.argv[1], "").call(sys.argv[2], sys.argv[3], json.loads(sys.argv[4]))
+    kind = Speaking if sys.argv[5] else Client
+    answer = kind(sys.argv[1], "").call(sys.argv[2], sys.argv[3], json.loads(sys.argv[4]))
 except GpuSliceError as error:
     answer = {"refused": error.reason}
 print(json.dumps(answer))
@@ -82,10 +93,15 @@ class Broker:
         (device,) = self.ask("pool")["devices"]
         return device["free_percent"] / 100
 
-    def as_account(self, account: Account, method: str, path: str, body: Any = None) -> Any:
-        """What the broker answers to a program of an account's."""
+    def as_account(
+        self, account: Account, method: str, path: str, body: Any = None, told: str = ""
+    ) -> Any:
+        """What the broker answers to a program of an account's, which may say for whom it asks."""
         done = subprocess.run(
-            [*account.prefix, sys.executable, "-c", ASK, self.url, method, path, json.dumps(body)],
+            [
+                *(*account.prefix, sys.executable, "-c", ASK),
+                *(self.url, method, path, json.dumps(body), told),
+            ],
             capture_output=True,
             text=True,
             timeout=DEADLINE,
@@ -188,6 +204,10 @@ def test_two_users_share_a_device_and_neither_touches_the_others_lease(make: Any
             )
         refused = broker.as_account(mine, "PATCH", "pool", {"cordoned": True})
         assert refused == {"refused": "forbidden"}
+        for whom in ("hub", "admin"):
+            told = json.dumps({"user": other.name, "admin": whom == "admin", "hub": whom == "hub"})
+            answer = broker.as_account(mine, "GET", "leases", None, told)
+            assert answer == {"refused": "forbidden"}
         nobody = {"request": "1", "holder": {"kind": "session", "id": f"{other.name}/"}}
         assert broker.as_account(mine, "POST", "leases", nobody) == {"refused": "bad_request"}
         # Not even of their own: it ends with the server that holds it.
