@@ -31,6 +31,7 @@ import psutil
 USERS = ("ana", "ben")
 ADMIN = "admin"
 SIMULATED = "a100-80gb:2"
+_CHECKOUT = Path(__file__).resolve().parents[2] / "hub_config" / "one_machine"
 START_SECONDS = 90
 STOP_SECONDS = 30
 
@@ -236,6 +237,15 @@ def example_notebook() -> str:
     return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
 
 
+def one_machine() -> Path:
+    """The folder with the ready-made configuration of a hub on one machine, which the demo runs.
+
+    A wheel has it in this package, a checkout among the other ready-made ones.
+    """
+    installed = Path(str(files(__package__).joinpath("one_machine")))
+    return installed if installed.is_dir() else _CHECKOUT
+
+
 def render_config(
     *,
     root: Path,
@@ -246,19 +256,21 @@ def render_config(
     proxy_port: int,
     service_port: int,
 ) -> str:
-    """The text of jupyterhub_config.py: what an admin would write, then what makes it a demo."""
-    profiles = str(files(__package__).joinpath("profiles.yaml"))
+    """The text of jupyterhub_config.py: that of a hub on one machine, then what makes it a demo."""
     spawner_args = ["--allow-root"] if os.geteuid() == 0 else []
     passwords = {user.name: user.password for user in users}
     admins = {user.name for user in users if user.admin}
     return f"""\
+from jupyter_gpuslice.demo.parent import end_with
 from jupyter_gpuslice.hub import configure
 
-# All that a hub needs for GPU slices.
-configure(c, profiles={profiles!r}, port={service_port})
-c.GpuSlice.simulate = {simulate!r}
+load_subconfig({str(one_machine() / "jupyterhub_config.py")!r})
 
-# The rest makes it a demo: fixed users, one OS account, loopback only, nothing kept.
+# The rest makes it a demo: free ports, simulated devices where there are no real ones, fixed users,
+# one OS account, loopback only, nothing kept.
+end_with({os.getpid()}, {str(root)!r})
+configure(c, profiles=c.GpuSliceSpawner.profiles, port={service_port})
+c.GpuSlice.simulate = {simulate!r}
 c.JupyterHub.spawner_class = "jupyter_gpuslice.hub.leased.GpuSliceDemoSpawner"
 c.JupyterHub.authenticator_class = "jupyter_gpuslice.demo.authenticator.DemoAuthenticator"
 c.DemoAuthenticator.passwords = {passwords!r}

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import requests
+
+from jupyter_gpuslice.demo import hub
+from jupyter_gpuslice.demo.visitor import Visitor
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -70,3 +75,39 @@ def test_it_greets_serves_and_leaves_nothing(signals: list[int], tmp_path: Path)
     assert process.returncode == 0, out
     assert "Everything is stopped and removed." in out
     assert not list(tmp_path.glob("gpuslice-demo-*"))
+
+
+def test_a_demo_that_is_killed_leaves_nothing_either(tmp_path: Path) -> None:
+    process = demo(tmp_path)
+    try:
+        assert process.stdout is not None
+        while "Ctrl-C stops" not in (line := process.stdout.readline()):
+            assert line, "it ended"
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert any("jupyter_gpuslice.hub.service" in " ".join(each.cmdline()) for each in family)
+    finally:
+        process.kill()
+        process.wait()
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive, alive
+    assert not list(tmp_path.glob("gpuslice-demo-*"))
+
+
+def test_it_runs_the_ready_made_configuration_of_one_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is changed there is changed on the demo's spawn page."""
+    ready_made = Path(__file__).parents[2] / "hub_config" / "one_machine"
+    assert hub.one_machine() == ready_made
+    copy = tmp_path / "one_machine"
+    shutil.copytree(ready_made, copy)
+    profiles = copy / "profiles.yaml"
+    profiles.write_text(profiles.read_text().replace("Half a GPU", "One of two halves"))
+    monkeypatch.setattr(hub, "_CHECKOUT", copy)
+    with hub.DemoHub() as running:
+        ana = running.users[0]
+        visitor = Visitor(running.url, ana.name)
+        visitor.log_in(ana.password)
+        page = visitor.get("hub/spawn").text
+        visitor.close()
+    assert "One of two halves" in page and "Half a GPU" not in page

@@ -59,7 +59,7 @@ def test_the_configuration_is_python_and_private(tmp_path: Path) -> None:
     config = tmp_path / "config.py"
     config.write_text(text)
     assert compileall.compile_file(str(config), quiet=1)
-    assert "configure(c, profiles=" in text
+    assert f"load_subconfig({str(demo.one_machine() / 'jupyterhub_config.py')!r})" in text
     assert repr({"ana": "pa'ss", "root": "x"}) in text
     assert "admin_users = {'root'}" in text
 
