@@ -14,8 +14,9 @@ from tornado.web import RedirectHandler
 from ..server.api import ApiError, Caller
 from .frame import Frame, content_policy
 from .handlers import Handler, Route, routes
-from .node import HUB, Node
-from .page import error_page, index_page
+from .node import HUB
+from .page import error_page
+from .shown import Shown
 
 GROUPS_PAGE = 200
 
@@ -25,9 +26,11 @@ class HubDoor(HubOAuthenticated):
 
     secret: str
     caller: Caller
-    node: Node
+    node: Shown
     page = False
     """Whether people are sent to log in."""
+    place = "this machine"
+    """What has the GPUs, for people."""
 
     async def who(self) -> Caller | None:
         kind, _, secret = self.request.headers.get("Authorization", "").partition(" ")
@@ -75,7 +78,8 @@ class HubDoor(HubOAuthenticated):
         """The frame of a page for whoever calls; nobody may have been found yet."""
         caller = getattr(self, "caller", Caller(""))
         auth = self.hub_auth
-        return Frame(f"{auth.hub_host}{auth.hub_prefix}", auth.base_url, caller.user, caller.admin)
+        hub = f"{auth.hub_host}{auth.hub_prefix}"
+        return Frame(hub, auth.base_url, caller.user, caller.admin, self.place)
 
 
 class Index(HubDoor, Handler):
@@ -85,10 +89,8 @@ class Index(HubDoor, Handler):
 
     def get(self) -> None:
         self.set_header("Content-Security-Policy", content_policy(self.hub_auth.hub_host))
-        pool = self.node.pool(self.caller)
-        leases = self.node.leases(self.caller)
         token = self.xsrf_token.decode("ascii", "replace")
-        self.finish(index_page(pool, leases, self.frame(), token))
+        self.finish(self.node.page(self.caller, self.frame(), token))
 
 
 async def hub_groups(hub_auth: Any) -> dict[str, list[str]]:
@@ -110,10 +112,11 @@ async def hub_groups(hub_auth: Any) -> dict[str, list[str]]:
             return found
 
 
-def hub_routes(prefix: str, node: Node, secret: str) -> list[Route]:
+def hub_routes(prefix: str, node: Shown, secret: str) -> list[Route]:
     """All addresses of the hub's service under its prefix."""
-    door = type("HubDoor", (HubDoor,), {"secret": secret})
-    index = type("Index", (Index,), {"secret": secret})
+    here = {"secret": secret, "place": node.place}
+    door = type("HubDoor", (HubDoor,), here)
+    index = type("Index", (Index,), here)
     oauth: Any = (f"{prefix}oauth_callback", HubOAuthCallbackHandler, {})
     slash: Any = (prefix.rstrip("/"), RedirectHandler, {"url": prefix})
     return [oauth, slash, (prefix, index, {"node": node}), *routes(prefix, node, door)]

@@ -17,6 +17,7 @@ _STYLE = """
 .gpuslice th, .gpuslice td { text-align: start; padding: .4rem .7rem .4rem 0; vertical-align: top;
   border-bottom: 1px solid var(--bs-border-color, #8886); overflow-wrap: anywhere; }
 .gpuslice th { font-weight: 600; white-space: nowrap; }
+.gpuslice .word { overflow-wrap: break-word; }
 .gpuslice .bar { display: block; height: .5rem; min-width: 10rem; border-radius: .25rem;
   background: var(--bs-secondary-bg, #8882); overflow: hidden; }
 .gpuslice .bar span { display: block; height: 100%; background: #f37726; }
@@ -56,13 +57,15 @@ _HALF = (
 class Frame:
     """Where the hub and this service are, and who reads; ``user`` is ``""`` where nobody asked.
 
-    ``hub`` is the hub's address up to its slash, with a host only if that is another one.
+    ``hub`` is the hub's address up to its slash, with a host only if that is another one. ``place``
+    is what has the GPUs, for people.
     """
 
     hub: str
     service: str
     user: str = ""
     admin: bool = False
+    place: str = "this machine"
 
     def page(self, title: str, main: str, script: str = "") -> str:
         """A whole HTML document; ``main`` is HTML, ``title`` plain text."""

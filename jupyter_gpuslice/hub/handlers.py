@@ -14,7 +14,7 @@ from tornado.web import HTTPError, RequestHandler
 
 from ..server.api import ApiError, Caller
 from ..server.runtime import News
-from .node import Node
+from .shown import Shown
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Handler(RequestHandler):
     scrapers = False
     """Whether services of the hub that may read its metrics are let in as well."""
 
-    def initialize(self, node: Node) -> None:
+    def initialize(self, node: Shown) -> None:
         self.node = node
 
     def set_default_headers(self) -> None:
@@ -293,7 +293,7 @@ class NoLedger(RequestHandler):
 Route = tuple[str, type, dict[str, Any]]
 
 
-def routes(prefix: str, node: Node, door: type) -> list[Route]:
+def routes(prefix: str, node: Shown, door: type) -> list[Route]:
     """The addresses of the REST interface under ``prefix``.
 
     ``door`` is the class that finds out who calls (see `Handler.who`) and stands before each

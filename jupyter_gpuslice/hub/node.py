@@ -31,7 +31,9 @@ from ..server.grant import Near, grant_of
 from ..server.metrics import PoolMetrics
 from ..server.runtime import BrokerRuntime
 from .availability import availability
+from .frame import Frame
 from .link import session_id
+from .page import index_page
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -98,6 +100,8 @@ class Machine:
 
 class Node(LeaseApi):
     """The pool of this machine. ``url`` is the address of its REST interface for user servers."""
+
+    place = "this machine"
 
     def __init__(
         self,
@@ -378,6 +382,10 @@ class Node(LeaseApi):
         for id_, seconds in patience.items():
             if now - self._asked.get(id_, self._began) > seconds:
                 self.broker.release(id_, "Nobody waits for it any more.")
+
+    def page(self, caller: Caller, frame: Frame, token: str) -> str:
+        """The page for people, see `index_page`."""
+        return index_page(self.pool(caller), self.leases(caller), frame, token)
 
     def subscribe(self, listener: Callable[[Any], None]) -> Callable[[], None]:
         """News of leases and of the pool, see `BrokerRuntime.subscribe`."""

@@ -37,18 +37,23 @@ def index_page(
 ) -> str:
     """A whole HTML document. ``pool`` and ``leases`` are the JSON that the caller may see;
     ``token`` is the caller's XSRF token."""
-    # "</script>" cannot stand in the token, but nothing here relies on that.
-    quoted = json.dumps(token).replace("<", "\\u003c")
-    script = _SCRIPT.replace("TOKEN", quoted).replace("SECONDS", str(REFRESH_SECONDS))
     held = [lease for lease in leases if lease["state"] != "queued"]
     whose = "Who holds what" if pool["admin"] else "What you hold"
     about = f'<p class="text-body-secondary">{escape(_measured(pool))}</p>'
-    main = f"""<h1>GPUs of this machine</h1>
+    title = f"GPUs of {frame.place}"
+    main = f"""<h1>{title}</h1>
 <p class="text-body-secondary">{escape(_isolation(pool))}</p>
 <h2>Devices</h2>{_devices(pool)}{about if pool["devices"] else ""}
 <h2>{whose}</h2>{_leases(held, pool["admin"])}
 <h2>Queue</h2>{_queue(pool)}"""
-    return frame.page("GPUs of this machine", main, script)
+    return frame.page(title, main, renewing(token))
+
+
+def renewing(token: str) -> str:
+    """The script that keeps a page as it is now; ``token`` is the caller's XSRF token."""
+    # "</script>" cannot stand in the token, but nothing here relies on that.
+    quoted = json.dumps(token).replace("<", "\\u003c")
+    return _SCRIPT.replace("TOKEN", quoted).replace("SECONDS", str(REFRESH_SECONDS))
 
 
 def error_page(status: int, message: str, hint: str, frame: Frame) -> str:
@@ -57,7 +62,7 @@ def error_page(status: int, message: str, hint: str, frame: Frame) -> str:
     more = f"<p>{escape(hint)}</p>" if hint else ""
     main = f"""<h1>{title}</h1>
 <p>{escape(message)}</p>{more}
-<p><a href="{escape(frame.service)}">GPUs of this machine</a> ·
+<p><a href="{escape(frame.service)}">GPUs of {escape(frame.place)}</a> ·
 <a href="{escape(frame.hub)}home">Home</a></p>"""
     return frame.page(title, main)
 

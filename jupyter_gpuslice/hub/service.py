@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -54,6 +55,8 @@ class Settings:
     reserve_mib: int | None = None
     broker: str = ""
     """The Unix socket of the machine's broker, where that has the pool."""
+    kube: Mapping[str, Any] | None = None
+    """Where pods are spawned: `KubeSettings`. The cluster has the pool then."""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Settings:
@@ -87,8 +90,10 @@ async def serve(settings: Settings, environ: Mapping[str, str]) -> None:
     watch.only([settings.hub])
     address = environ["JUPYTERHUB_SERVICE_URL"]
     sockets = await patiently(lambda: _bind(address), _busy, done)
-    if settings.broker:
-        await _serve_broker(settings, sockets, environ, done)
+    if settings.broker or settings.kube is not None:
+        # Others have the pool.
+        other = _serve_broker if settings.broker else _serve_cluster
+        await other(settings, sockets, environ, done)
         watch.close()
         return
     ledger = await _ledger(settings.ledger, sockets, done)
@@ -146,6 +151,28 @@ async def _serve_broker(
     await done.wait()
     server.stop()
     await asyncio.wait_for(server.close_all_connections(), 5)
+
+
+async def _serve_cluster(
+    settings: Settings,
+    sockets: list[socket.socket],
+    environ: Mapping[str, str],
+    done: asyncio.Event,
+) -> None:
+    """Serve what a cluster granted, until the hub says stop or is gone."""
+    from .kube.service import ClusterNode, KubeSettings  # needs the extra `kube`
+
+    node = ClusterNode(KubeSettings(**(settings.kube or {})))
+    await node.start()
+    HubOAuth.instance(cache_max_age=TOKEN_SECONDS)
+    routes_ = hub_routes(environ["JUPYTERHUB_SERVICE_PREFIX"], node, settings.secret)
+    app = Application(routes_, cookie_secret=os.urandom(32))  # type: ignore[arg-type]
+    server = HTTPServer(app, max_body_size=MOST_BODY)
+    server.add_sockets(sockets)
+    await done.wait()
+    server.stop()
+    await asyncio.wait_for(server.close_all_connections(), 5)
+    await node.stop()
 
 
 async def _ledger(path: str, sockets: list[socket.socket], done: asyncio.Event) -> Ledger | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,6 +21,9 @@ SERVICE = "gpuslice"
 PORT = 8079
 LEDGER = "jupyter_gpuslice.sqlite"
 ACCESS = f"access:services!service={SERVICE}"
+POD_VARIABLE = "KUBERNETES_SERVICE_HOST"
+"""Set in every pod (kubernetes.io, "Service environment variables")."""
+CLUSTER_VARIABLES = (POD_VARIABLE, "KUBERNETES_SERVICE_PORT", "KUBECONFIG")
 SERVER_SCOPES = ["users:activity!user", "access:servers!server"]
 """JupyterHub's own scopes of the role `server`, to which ours is added."""
 
@@ -42,7 +46,8 @@ def configure(
     :param profiles: the path of a ``profiles.yaml`` (relative to the configuration file, else to
         the hub's working directory), or the same as a dictionary. It is checked at once:
         `ProfileError` names what is wrong.
-    :param port: where the service listens, on loopback only.
+    :param port: where the service listens: on loopback, and in a pod, where the hub's proxy may be
+        in another one, on the pod's own address.
     :param ledger: the file that keeps the leases; on a local disk, never on NFS. Relative to the
         hub's working directory.
     :param broker: the Unix socket of the machine's own broker (``jupyter gpuslice broker``), where
@@ -58,7 +63,7 @@ def configure(
     declared = _declared(profiles, sys._getframe(1).f_globals.get("__file__"))
     if not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 65536:
         raise ConfigurationError(f"configure(c, port={port!r}): a port is a number up to 65535.")
-    url = f"http://127.0.0.1:{port}"
+    url = f"http://{_address()}:{port}"
     if "spawner_class" not in c.JupyterHub:
         c.JupyterHub.spawner_class = "gpuslice-local"
     c.GpuSliceSpawner.profiles = declared
@@ -76,8 +81,10 @@ def configure(
         "url": url,
         "command": [sys.executable, "-m", "jupyter_gpuslice.hub.service"],
         "environment": {
-            SECRET_VARIABLE: _Late(lambda config: hub_secret()),
-            SETTINGS_VARIABLE: _Late(lambda config: _settings(config, pool)),
+            SECRET_VARIABLE: _Late(lambda app: hub_secret()),
+            SETTINGS_VARIABLE: _Late(lambda app: _settings(app, pool)),
+            # Where a cluster's API is: JupyterHub gives its services nothing by itself.
+            **{name: os.environ[name] for name in CLUSTER_VARIABLES if name in os.environ},
         },
         "oauth_no_confirm": True,
         # The service of a hub that was killed may need a while to let go of the ledger.
@@ -106,24 +113,43 @@ class _Late(str):
     database, where this is the empty text: the secret is never stored.
     """
 
-    _value: Callable[[Config], str]
+    _value: Callable[[Any], str]
+    """From JupyterHub's application."""
 
-    def __new__(cls, value: Callable[[Config], str]) -> _Late:
+    def __new__(cls, value: Callable[[Any], str]) -> _Late:
         self = super().__new__(cls)
         self._value = value
         return self
 
     def __call__(self, spawner: Any) -> str:
-        return self._value(spawner.user.service.app.config)
+        return self._value(spawner.user.service.app)
 
     def __deepcopy__(self, memo: Any) -> _Late:
         return self
 
 
-def _settings(config: Config, pool: Mapping[str, str]) -> str:
+def _address() -> str:
+    """Where the hub's proxy reaches the service: in a pod its own address, which its name means.
+
+    The name of the hub's Service would do for the proxy, but JupyterHub itself looks whether its
+    service is there and ends if it is not: that must not depend on the ports of a Service.
+    """
+    if POD_VARIABLE in os.environ:
+        try:
+            return socket.gethostbyname(socket.gethostname())
+        except OSError:
+            pass
+    return "127.0.0.1"
+
+
+def _settings(app: Any, pool: Mapping[str, str]) -> str:
     """What the service is told, from the hub's complete configuration."""
-    chosen = config.GpuSlice
+    chosen = app.config.GpuSlice
     settings: dict[str, Any] = {"hub": Process.of(os.getpid()).to_dict(), **pool}
+    # Only the spawner of pods has it: the cluster is the broker there.
+    of_cluster = getattr(app.spawner_class, "cluster_settings", None)
+    if of_cluster is not None:
+        settings["kube"] = of_cluster(app.config)
     if chosen.get("simulate"):
         settings["simulate"] = str(chosen.simulate)
     if chosen.get("reserve_mib") is not None:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from jupyterhub.spawner import Spawner
 from traitlets.config import Config
 
 from jupyter_gpuslice.hub import ConfigurationError, configure
@@ -25,12 +26,14 @@ def lists(c: Config, name: str) -> list[dict[str, Any]]:
     return found
 
 
-def service_environ(c: Config) -> dict[str, str]:
+def service_environ(c: Config, spawner: type = Spawner) -> dict[str, str]:
     [service] = [each for each in lists(c, "services") if each["name"] == "gpuslice"]
     hub = SimpleNamespace(
-        user=SimpleNamespace(service=SimpleNamespace(app=SimpleNamespace(config=c)))
+        user=SimpleNamespace(
+            service=SimpleNamespace(app=SimpleNamespace(config=c, spawner_class=spawner))
+        )
     )
-    return {name: value(hub) for name, value in service["environment"].items()}
+    return {name: value(hub) for name, value in service["environment"].items() if callable(value)}
 
 
 def test_it_sets_everything() -> None:
@@ -62,6 +65,38 @@ def test_devices_may_be_chosen_before_and_after() -> None:
         assert settings["hub"]["pid"] == os.getpid()
         assert Path(settings["ledger"]).is_absolute()
         assert environ[SECRET_VARIABLE] == hub_secret()
+
+
+def test_in_a_pod_the_service_is_where_the_proxy_s_pod_reaches_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("KUBECONFIG", "/k")
+    monkeypatch.setattr("socket.gethostbyname", lambda name: "10.1.2.3")
+    c = Config()
+    configure(c, PROFILES)
+    [service] = lists(c, "services")
+    assert service["url"] == "http://10.1.2.3:8079"
+    assert service["environment"]["KUBERNETES_SERVICE_HOST"] == "10.0.0.1"
+    assert service["environment"]["KUBECONFIG"] == "/k"
+
+
+def test_a_hub_with_pods_tells_its_service_of_the_cluster() -> None:
+    spawner = pytest.importorskip("jupyter_gpuslice.hub.kube.spawner").GpuSliceKubeSpawner
+    c = Config()
+    configure(c, PROFILES)
+    c.KubeSpawner.namespace = "notebooks"
+    c.GpuSliceKubeSpawner.dialect = "kai"
+    c.GpuSliceKubeSpawner.dialect_settings = {"queue": "team-a"}
+    c.KubeSpawner.k8s_api_host = "https://cluster.example"
+    told = json.loads(service_environ(c, spawner)[SETTINGS_VARIABLE])["kube"]
+    assert told["namespace"] == "notebooks"
+    assert (told["dialect"], told["dialect_settings"]) == ("kai", {"queue": "team-a"})
+    assert told["host"] == "https://cluster.example"
+    c.KubeSpawner.enable_user_namespaces = True
+    told = json.loads(service_environ(c, spawner)[SETTINGS_VARIABLE])["kube"]
+    assert told["namespace"] == ""
+    assert "kube" not in json.loads(service_environ(c)[SETTINGS_VARIABLE])
 
 
 def test_the_secret_is_in_nothing_that_is_written() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from .cluster import Cluster
 from .dialects import DIALECTS, Dialect
 
@@ -36,3 +39,14 @@ def detect(cluster: Cluster) -> Dialect | None:
     if mig or single or cluster.resources & {"nvidia.com/gpu", "nvidia.com/gpu.shared"}:
         return DIALECTS["nvidia"].of({"mig": "mixed" if mig else "single" if single else "none"})
     return None
+
+
+def speak(dialect: str, settings: Mapping[str, Any], cluster: Cluster) -> Dialect | None:
+    """The dialect that an admin chose, or with ``auto`` the one that the cluster tells of.
+
+    ``SettingError`` or ``TypeError`` for settings that it does not have.
+    """
+    if dialect != "auto":
+        return DIALECTS[dialect].of(settings)
+    found = detect(cluster)
+    return type(found).of(settings) if found is not None and settings else found

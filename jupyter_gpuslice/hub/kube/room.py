@@ -1,4 +1,4 @@
-"""How much of an extended resource the nodes have, and have left. Pure, from the API's JSON."""
+"""How much of what a request counts the nodes have, and have left. Pure, from the API's JSON."""
 
 from __future__ import annotations
 
@@ -6,14 +6,25 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .patch import NodeRule
+from .quantity import count
+
 ENDED = ("Succeeded", "Failed")
+
+_UNITS = (
+    ("nvidia.com/mig-", "MIG device"),
+    ("nvidia.com/gpu.shared", "share of a GPU"),
+    ("nvidia.com/", "GPU"),
+)
 
 
 @dataclass(frozen=True)
 class Room:
-    """One resource on the nodes that take pods: of each node how much is free, of how much."""
+    """Something that is counted (``unit``, in the singular) on the nodes that take pods: of each
+    node how much is free, of how much."""
 
     nodes: tuple[tuple[int, int], ...] = ()
+    unit: str = "GPU"
 
     @property
     def node_free(self) -> int:
@@ -38,41 +49,45 @@ class Room:
 
 
 def room(
-    nodes: Iterable[Mapping[str, Any]], pods: Iterable[Mapping[str, Any]], resource: str
+    nodes: Iterable[Mapping[str, Any]],
+    pods: Iterable[Mapping[str, Any]],
+    resource: str,
+    rules: Iterable[NodeRule] = (),
 ) -> Room:
-    """Count a resource over the nodes that take pods; pods that have ended hold nothing."""
+    """Count a resource over the nodes that take pods and obey all ``rules``; pods that have ended
+    hold nothing."""
     held: dict[str, int] = {}
     for pod in pods:
         spec, status = pod.get("spec") or {}, pod.get("status") or {}
         node = spec.get("nodeName")
         if node and status.get("phase") not in ENDED:
             held[node] = held.get(node, 0) + wanted(pod, resource)
+    rules = tuple(rules)
     found: list[tuple[int, int]] = []
     for each in nodes:
-        if (each.get("spec") or {}).get("unschedulable"):
+        if (each.get("spec") or {}).get("unschedulable") or not obeys(each, rules):
             continue
         allocatable = (each.get("status") or {}).get("allocatable") or {}
-        amount = _count(allocatable.get(resource))
+        amount = count(allocatable.get(resource))
         if amount:
             name = (each.get("metadata") or {}).get("name", "")
             found.append((max(0, amount - held.get(name, 0)), amount))
-    return Room(tuple(found))
+    unit = next((unit for start, unit in _UNITS if resource.startswith(start)), "unit of GPUs")
+    return Room(tuple(found), unit)
+
+
+def obeys(node: Mapping[str, Any], rules: Iterable[NodeRule]) -> bool:
+    """Whether a node's labels are as all rules want them."""
+    labels = (node.get("metadata") or {}).get("labels") or {}
+    return all((labels.get(rule.key) in rule.values) == (rule.operator == "In") for rule in rules)
 
 
 def wanted(pod: Mapping[str, Any], resource: str) -> int:
     """How much of a resource a pod asks for: its containers together, or one that runs before."""
 
     def limit(container: Mapping[str, Any]) -> int:
-        return _count(((container.get("resources") or {}).get("limits") or {}).get(resource))
+        return count(((container.get("resources") or {}).get("limits") or {}).get(resource))
 
     spec = pod.get("spec") or {}
     together = sum(limit(container) for container in spec.get("containers") or ())
     return max([together, *(limit(container) for container in spec.get("initContainers") or ())])
-
-
-def _count(quantity: Any) -> int:
-    """An extended resource's quantity: a whole number, written as ``2`` or ``2k``."""
-    text = str(quantity or 0)
-    scale = {"k": 1000, "M": 1000**2}.get(text[-1:], 1)
-    digits = text[:-1] if scale > 1 else text
-    return int(digits) * scale if digits.isdecimal() else 0

@@ -11,18 +11,21 @@ from kubernetes_asyncio.client import ApiException
 from kubespawner import KubeSpawner
 from kubespawner.clients import shared_client
 from traitlets import Bool, Dict, Enum, Unicode, default
+from traitlets.config import Config
 
 from ...request import GpuRequest
 from ..availability import Availability, Offer
 from ..choice import Selection
 from ..spawner import GpuSliceSpawner, GpuSpawnError
 from .beside import Beside, Name
-from .detect import detect
+from .detect import speak
 from .dialects import DIALECTS, Dialect, PodContext
 from .dialects.dialect import SettingError
+from .fit import fit, offer
 from .patch import CannotExpressError, ConflictError, PodPatch
 from .pod import apply
-from .view import ClusterView
+from .session import HUB, ISOLATION, REQUEST
+from .view import UNANSWERED, ClusterView, busy
 from .words import Wait, Wanted, explain, latest, too_few
 
 SHARE_VARIABLE = "JUPYTER_GPUSLICE_SHARE"
@@ -98,7 +101,7 @@ class GpuSliceKubeSpawner(GpuSliceSpawner, KubeSpawner):  # type: ignore[misc]
         """The cluster as the hub may see it; one for all spawners."""
         loop = asyncio.get_running_loop()
         if loop not in self._views:
-            self._views[loop] = ClusterView(self.api.api_client)
+            self._views[loop] = ClusterView(self.api.api_client, self.namespace)
         view = self._views[loop]
         await view.start()
         return view
@@ -106,11 +109,7 @@ class GpuSliceKubeSpawner(GpuSliceSpawner, KubeSpawner):  # type: ignore[misc]
     def speaks(self, view: ClusterView) -> Dialect:
         """The dialect of the cluster. :class:`GpuSpawnError` if it cannot be told."""
         try:
-            if self.dialect != "auto":
-                return DIALECTS[self.dialect].of(self.dialect_settings)
-            found = detect(view.cluster)
-            if found is not None and self.dialect_settings:
-                return type(found).of(self.dialect_settings)
+            found = speak(self.dialect, self.dialect_settings, view.cluster)
         except (SettingError, TypeError) as error:
             self.log.error("c.GpuSliceKubeSpawner.dialect_settings: %s", error)
             raise GpuSpawnError(
@@ -131,7 +130,7 @@ class GpuSliceKubeSpawner(GpuSliceSpawner, KubeSpawner):  # type: ignore[misc]
     async def availability(self, requests: Sequence[str]) -> Availability:
         try:
             view = await self.view()
-        except (ApiException, OSError) as error:
+        except UNANSWERED as error:
             self.log.warning("What is free is unknown: %s", error)
             return Availability(note="What is free is unknown: the cluster does not answer.")
         parsed = [GpuRequest.parse(text) for text in requests]
@@ -141,20 +140,10 @@ class GpuSliceKubeSpawner(GpuSliceSpawner, KubeSpawner):  # type: ignore[misc]
         if request.kind == "none":
             return Offer()
         try:
-            patch = self.speaks(view).patch(request, self._context(view))
-        except CannotExpressError as error:
-            return Offer(never=True, message=f"{error.message} {error.hint}".strip())
+            dialect = self.speaks(view)
         except GpuSpawnError as error:
             return Offer(never=True, message=str(error.jupyterhub_message))
-        amount = _amount(patch)
-        found = view.room(amount[0]) if amount else None
-        if found is None or amount is None:
-            return Offer()
-        free, total = found.pods(amount[1])
-        if not total and not self.cluster_grows:
-            wait = too_few(Wanted(str(request), amount[1], found))
-            return Offer(0, 0, True, wait.sentence)
-        return Offer(free, total, message="" if free else "All are in use.")
+        return offer(request, dialect, self._context(view), view.facts, self.cluster_grows)
 
     def _context(self, view: ClusterView) -> PodContext:
         return PodContext(self.pod_name, self.namespace, self.gpu_container, view.cluster)
@@ -176,6 +165,34 @@ class GpuSliceKubeSpawner(GpuSliceSpawner, KubeSpawner):  # type: ignore[misc]
         wait = too_few(self._wanted(view))
         if wait.never and not self.cluster_grows:
             raise GpuSpawnError(409, wait.reason, wait.sentence, wait.action)
+        self._patch = self._patch.plus(PodPatch(annotations=self._told(chosen.request)))
+
+    def _told(self, request: GpuRequest) -> dict[str, str]:
+        """What the hub's service knows a server's pod by: the cluster keeps it, and nobody else."""
+        hub = self._namespace_default()
+        return {REQUEST: str(request), ISOLATION: self._patch.isolation or "watch", HUB: hub}
+
+    @classmethod
+    def cluster_settings(cls, config: Config) -> dict[str, Any]:
+        """What the hub's service is told of the cluster: `KubeSettings`, as JSON."""
+        # Only what is configured counts: an instance would belong to a server.
+        chosen = Config()
+        for name in cls.section_names():
+            if name in config:
+                chosen.merge(config[name])
+        hub = cls._namespace_default(None)
+        apart = chosen.get("enable_user_namespaces", False)
+        return {
+            "hub": hub,
+            "namespace": "" if apart else chosen.get("namespace") or hub,
+            "dialect": chosen.get("dialect", "auto"),
+            "dialect_settings": dict(chosen.get("dialect_settings", {})),
+            "container": chosen.get("gpu_container", "notebook"),
+            "grows": bool(chosen.get("cluster_grows", False)),
+            "host": chosen.get("k8s_api_host"),
+            "ssl_ca_cert": chosen.get("k8s_api_ssl_ca_cert"),
+            "verify_ssl": chosen.get("k8s_api_verify_ssl"),
+        }
 
     async def get_pod_manifest(self) -> Any:
         pod = await super().get_pod_manifest()
@@ -259,11 +276,9 @@ class GpuSliceKubeSpawner(GpuSliceSpawner, KubeSpawner):  # type: ignore[misc]
     # Words
 
     def _wanted(self, view: ClusterView) -> Wanted:
-        text = str(self._chosen.request) if self._chosen else "it"
-        amount = _amount(self._patch)
-        if amount is None:
-            return Wanted(text)
-        return Wanted(text, amount[1], view.room(amount[0]))
+        if self._chosen is None:
+            return Wanted("it")
+        return fit(self._chosen.request, self._patch, view.facts).wanted
 
     async def _waits(self) -> Wait | None:
         events = [(str(e["reason"]), str(e["message"])) for e in self.events]
@@ -275,7 +290,7 @@ class GpuSliceKubeSpawner(GpuSliceSpawner, KubeSpawner):  # type: ignore[misc]
             await asyncio.sleep(LOOK_SECONDS)
             try:
                 wait = await self._waits() if self.event_reflector else None
-            except (ApiException, OSError):
+            except UNANSWERED:
                 continue
             if wait is not None and wait.never and not self.cluster_grows:
                 return wait
@@ -348,21 +363,12 @@ class GpuSliceKubeSpawner(GpuSliceSpawner, KubeSpawner):  # type: ignore[misc]
         return f"Waiting in the queue {queue}."
 
 
-def _amount(patch: PodPatch) -> tuple[str, int] | None:
-    """The one extended resource that nodes count for it, and how much; ``None`` if there is more
-    to it than that."""
-    if len(patch.limits) != 1:
-        return None
-    ((name, amount),) = patch.limits.items()
-    return (name, int(amount)) if amount.isdecimal() else None
-
-
 async def _unless_busy(request: Awaitable[bool]) -> bool:
     """A request's result; false, for another try, where the API has no time for it now."""
     try:
         return await request
     except ApiException as error:
-        if error.status == 429 or (error.status or 0) >= 500:
+        if busy(error):
             return False
         raise
 

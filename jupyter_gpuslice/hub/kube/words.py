@@ -29,11 +29,13 @@ class Wait:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the pod is for: the request in words, its GPUs, and the room for them if known."""
+    """What the pod is for: the request in words, how many GPUs (or what else is counted) it wants,
+    and the room for them if known; ``part`` is a request of less than whole GPUs."""
 
     text: str
     gpus: int = 1
     room: Room | None = None
+    part: bool = False
 
 
 def explain(reason: str, message: str, wanted: Wanted) -> Wait | None:
@@ -55,8 +57,11 @@ def latest(events: Sequence[tuple[str, str]], wanted: Wanted) -> Wait | None:
     return next((wait for wait in found if wait is not None), None)
 
 
-def _gpus(count: int) -> str:
-    return "1 GPU" if count == 1 else f"{count} GPUs"
+def _several(count: int, unit: str = "GPU") -> str:
+    if count == 1:
+        return f"1 {unit}"
+    noun, of, rest = unit.partition(" of a ")
+    return f"{count} {noun}s of {rest}s" if of else f"{count} {unit}s"
 
 
 def too_few(wanted: Wanted) -> Wait:
@@ -69,27 +74,32 @@ def too_few(wanted: Wanted) -> Wait:
             "It starts by itself when somebody gives a GPU back.",
         )
     verb = "is" if wanted.gpus == 1 else "are"
+    asked = _several(wanted.gpus, room.unit)
     if room.node_whole < wanted.gpus:
-        most = _gpus(room.node_whole) if room.node_whole else "none"
+        none = "Choose a profile without a GPU, or ask the cluster's administrators."
+        if wanted.part and not room.node_whole:
+            sentence = f"No GPU of this cluster could ever hold {wanted.text}."
+            return Wait("insufficient_devices", sentence, "Choose less of a GPU.", never=True)
+        most = _several(room.node_whole, room.unit) if room.node_whole else "none"
         return Wait(
             "insufficient_devices",
-            f"{_gpus(wanted.gpus)} {verb} wanted, and no node has more than {most}.",
-            f"Choose a profile with at most {_gpus(room.node_whole)}."
-            if room.node_whole
-            else "Choose a profile without a GPU, or ask the cluster's administrators.",
+            f"{asked} {verb} wanted, and no node has more than {most}.",
+            f"Choose a profile with at most {most}." if room.node_whole else none,
             never=True,
         )
     if not room.node_free:
         return Wait(
             "insufficient_devices",
-            f"All {_gpus(room.whole)} of the cluster are in use.",
+            f"No GPU of the cluster has room for {wanted.text} now."
+            if wanted.part
+            else f"All {_several(room.whole, room.unit)} of the cluster are in use.",
             "It starts by itself when somebody gives one back.",
         )
     return Wait(
         "insufficient_devices",
-        f"{_gpus(wanted.gpus)} {verb} wanted, and the node with the most free ones has "
-        f"{room.node_free}.",
-        f"A profile with {_gpus(room.node_free)} would start now; this one waits for more.",
+        f"{asked} {verb} wanted, and the node with the most free ones has {room.node_free}.",
+        f"A profile with {_several(room.node_free, room.unit)} would start now; this one waits "
+        "for more.",
     )
 
 

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from . import rules
-from .kinds import BY_ADDRESS, Kind
+from .kinds import BY_ADDRESS, PODS, Kind
 from .kubelet import Kubelet
 from .scheduler import schedule
-from .server import Api, Faults
+from .server import Api, Faults, Right
 from .store import Store
 
 TOKEN = "emulator-token"
@@ -96,6 +96,8 @@ class Cluster:
         """Any object, checked as over HTTP."""
         kind = _kind(plural)
         rules.check(kind, body, kind.schema)
+        if kind is PODS:
+            body = {**body, "status": {"phase": "Pending"}}
         where = (namespace or "default") if kind.namespaced else ""
         return self._call(lambda: self.store.create(kind, where, body))
 
@@ -114,9 +116,18 @@ class Cluster:
             {
                 "metadata": {"name": name, "labels": labels or {}},
                 "spec": {},
-                "status": {"allocatable": resources, "capacity": resources},
+                "status": {
+                    "allocatable": resources,
+                    "capacity": resources,
+                    "conditions": [{"type": "Ready", "status": "True"}],
+                },
             },
         )
+
+    def delete(self, plural: str, name: str, namespace: str = "default") -> None:
+        """At once, as with a grace period of 0."""
+        kind = _kind(plural)
+        self._call(lambda: self.store.remove(kind, namespace if kind.namespaced else "", name))
 
     def remove_node(self, name: str) -> None:
         self._call(lambda: self.store.remove(_kind("nodes"), "", name))
@@ -183,6 +194,32 @@ class Cluster:
 
     def forbid(self, verb: str, plural: str) -> None:
         self._call(lambda: self.api.forbidden.add((verb, plural)))
+
+    def bind(self, objects: list[dict[str, Any]], namespace: str) -> None:
+        """From now on RBAC grants what these Roles (in ``namespace``) and ClusterRoles say, and
+        nothing else."""
+
+        def rules() -> None:
+            self.api.rights = [
+                *(self.api.rights or []),
+                *(
+                    Right(
+                        frozenset(rule["verbs"]),
+                        frozenset(rule["apiGroups"]),
+                        frozenset(rule["resources"]),
+                        "" if body["kind"] == "ClusterRole" else namespace,
+                    )
+                    for body in objects
+                    if body["kind"] in ("Role", "ClusterRole")
+                    for rule in body["rules"]
+                ),
+            ]
+
+        self._call(rules)
+
+    def used(self) -> set[tuple[str, str, str, bool]]:
+        """What was asked of the API: verb, group, plural, and whether it was in one namespace."""
+        return self._call(lambda: set(self.api.used))
 
     def set_queue(self, namespace: str, queue: str, items: list[dict[str, Any]]) -> None:
         """What Kueue's visibility API says of a LocalQueue."""

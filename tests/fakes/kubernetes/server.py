@@ -17,6 +17,7 @@ from .selectors import matches_fields, matches_labels
 from .store import Object, Store, now
 
 DEFAULT_TIMEOUT = 60
+PENDING = "localqueues/pendingworkloads"
 
 
 @dataclass
@@ -43,6 +44,24 @@ class Faults:
         return web.json_response(body, status=self.code, headers=headers)
 
 
+@dataclass(frozen=True)
+class Right:
+    """A rule of RBAC for the token; a ``namespace`` of ``""`` is that of a ClusterRoleBinding."""
+
+    verbs: frozenset[str]
+    groups: frozenset[str]
+    resources: frozenset[str]
+    namespace: str = ""
+
+    def grants(self, verb: str, group: str, resource: str, namespace: str) -> bool:
+        return (
+            verb in self.verbs
+            and group in self.groups
+            and resource in self.resources
+            and self.namespace in ("", namespace)
+        )
+
+
 class Api:
     """Routes over a store. ``pending`` serves Kueue's visibility API: queue → items."""
 
@@ -53,6 +72,10 @@ class Api:
         self._token = token
         self.forbidden: set[tuple[str, str]] = set()
         """Verb and plural that this token may not, cluster-wide ones too."""
+        self.rights: list[Right] | None = None
+        """What RBAC grants the token; ``None`` is everything."""
+        self.used: set[tuple[str, str, str, bool]] = set()
+        """What was asked for: verb, group, plural, and whether it was in one namespace."""
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._guard], client_max_size=8 * 2**20)
@@ -113,6 +136,8 @@ class Api:
         return web.json_response({"kind": "APIGroupList", "apiVersion": "v1", "groups": found})
 
     async def _pending(self, request: web.Request) -> web.Response:
+        queues = Kind("visibility.kueue.x-k8s.io", "v1beta2", PENDING, "Pending", schema=False)
+        self._allow("get", queues, request.match_info["namespace"])
         key = request.match_info["namespace"], request.match_info["name"]
         items = self.pending.get(key, [])
         return web.json_response({"kind": "PendingWorkloadsSummary", "items": items})
@@ -141,7 +166,11 @@ class Api:
         return handle
 
     def _allow(self, verb: str, kind: Kind, namespace: str) -> None:
-        if (verb, kind.plural) in self.forbidden:
+        self.used.add((verb, kind.group, kind.plural, bool(namespace)))
+        granted = self.rights is None or any(
+            right.grants(verb, kind.group, kind.plural, namespace) for right in self.rights
+        )
+        if not granted or (verb, kind.plural) in self.forbidden:
             where = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
             raise status.StatusError(
                 403,

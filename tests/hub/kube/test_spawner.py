@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,65 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.kubernetes import Cluster
 from tests.hub.conftest import make_hub
-from tests.hub.hubs import LIGHT, Hub, eventually
+from tests.hub.hubs import Hub, eventually
+
+from .settings import A100, Setting, environment, limits
 
 pytestmark = pytest.mark.slow
 __all__ = ["make_hub"]
-
-A100 = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB", "nvidia.com/gpu.memory": "81920"}
-
-CONFIG = """
-c.JupyterHub.spawner_class = "gpuslice-kube"
-c.KubeSpawner.namespace = "default"
-c.KubeSpawner.image = "none"
-c.KubeSpawner.cmd = {cmd!r}
-c.KubeSpawner.delete_grace_period = 0
-c.KubeSpawner.environment = {{"LIGHT_VERSION": jupyterhub.__version__}}
-c.Spawner.environment = {{"LIGHT_VERSION": jupyterhub.__version__}}
-c.JupyterHub.cleanup_servers = False
-c.GpuSliceKubeSpawner.dialect = {dialect!r}
-c.GpuSliceKubeSpawner.dialect_settings = {settings!r}
-{more}
-"""
-
-
-class Setting:
-    """A hub on a cluster of one node with two GPUs."""
-
-    def __init__(
-        self, make: Callable[..., Hub], folder: Path, dialect: str = "auto", more: str = "",
-        **settings: Any,
-    ) -> None:  # fmt: skip
-        self.cluster = Cluster(execute=True)
-        self.cluster.node("n1", gpus=2, labels=A100)
-        self.hub = make(
-            simulate="",
-            # Where a client looks is settled when it is imported.
-            environ={"KUBECONFIG": str(self.cluster.kubeconfig(folder / "kubeconfig"))},
-            extra=CONFIG.format(
-                cmd=[sys.executable, *LIGHT],
-                dialect=dialect,
-                settings=settings,
-                more=more,
-            ),
-        )
-
-    def pods(self) -> list[dict[str, Any]]:
-        return self.cluster.all("pods")
-
-    def pod(self, user: str) -> dict[str, Any]:
-        (found,) = [p for p in self.pods() if p["metadata"]["name"].startswith(f"jupyter-{user}")]
-        return found
-
-    def clean(self) -> None:
-        self.cluster.fail(0)
-        for user in self.hub.hub("GET", "users").json():
-            for name, server in user["servers"].items():
-                if server["ready"] or server["pending"]:
-                    self.hub.end(user["name"], name)
-        eventually(lambda: not self.pods(), "a cluster without pods")
 
 
 @pytest.fixture(scope="module")
@@ -84,15 +31,6 @@ def setting(
 def clean(setting: Setting) -> Iterator[None]:
     yield
     setting.clean()
-
-
-def limits(pod: dict[str, Any]) -> dict[str, str]:
-    found: dict[str, str] = pod["spec"]["containers"][0]["resources"].get("limits") or {}
-    return found
-
-
-def environment(pod: dict[str, Any]) -> dict[str, str]:
-    return {each["name"]: each.get("value", "") for each in pod["spec"]["containers"][0]["env"]}
 
 
 def test_a_server_is_a_pod_with_its_gpu_and_goes(setting: Setting) -> None:
