@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from kubernetes_asyncio.client import ApiException
+
+from .view import UNANSWERED, busy
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 60.0
+"""Seconds that an API server which is away or busy is asked again."""
+PAUSE = 0.5
+LONGEST_PAUSE = 5.0
 
 LABEL = "gpuslice.jupyter.org/pod"
 """Names the pod that an object stands beside."""
@@ -49,20 +61,34 @@ class Beside:
 
     async def _create(self, name: Name, body: Any) -> None:
         group, version, plural = _address(name)
-        await self._api.create_namespaced_custom_object(
-            group, version, self._namespace, plural, body
-        )
+        create = self._api.create_namespaced_custom_object
+        await _patiently(lambda: create(group, version, self._namespace, plural, body))
 
-    async def delete(self, name: Name) -> None:
-        """Delete one; that it is gone already is well."""
+    async def delete(self, name: Name, *, known: bool = True) -> None:
+        """Delete one; that it is gone already is well. One that is not ``known`` may also never
+        have been, in a cluster where the hub has no such right."""
         group, version, plural = _address(name)
+        delete = self._api.delete_namespaced_custom_object
         try:
-            await self._api.delete_namespaced_custom_object(
-                group, version, self._namespace, plural, name[2]
-            )
+            await _patiently(lambda: delete(group, version, self._namespace, plural, name[2]))
         except ApiException as error:
-            if error.status != 404:
+            if error.status != 404 and (known or error.status not in (401, 403)):
                 raise
+
+
+async def _patiently(call: Callable[[], Awaitable[Any]]) -> None:
+    deadline, pause = time.monotonic() + PATIENCE, PAUSE
+    while True:
+        try:
+            await call()
+            return
+        except UNANSWERED as error:
+            again = not isinstance(error, ApiException) or busy(error)
+            if not again or time.monotonic() + pause > deadline:
+                raise
+            log.info("The cluster's API is asked again: %s", error)
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, LONGEST_PAUSE)
 
 
 def _address(name: Name) -> tuple[str, str, str]:

@@ -21,6 +21,7 @@ from .beside import Beside, Name
 from .detect import speak
 from .dialects import DIALECTS, Dialect, PodContext
 from .dialects.dialect import SettingError
+from .dialects.dra import template_of
 from .fit import fit, offer
 from .patch import CannotExpressError, ConflictError, PodPatch
 from .pod import apply
@@ -231,6 +232,10 @@ class GpuSliceKubeSpawner(GpuSliceSpawner, KubeSpawner):  # type: ignore[misc]
         while self._standing:
             await self._beside().delete(self._standing[-1])
             self._standing.pop()
+        if self._chosen is None:
+            # A hub that was killed in the middle of a start has kept nothing of it; what it may
+            # have made has the pod's name.
+            await self._beside().delete(template_of(self.pod_name), known=False)
 
     # What the hub keeps of a server
 

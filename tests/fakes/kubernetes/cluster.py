@@ -182,6 +182,14 @@ class Cluster:
 
         self._call(begin)
 
+    def slow_nodes(self, seconds: float) -> None:
+        """From now on pods run so long after they were placed."""
+
+        def slow() -> None:
+            self._kubelet.delay = seconds
+
+        self._call(slow)
+
     def drop_watches(self) -> None:
         """End all watches, and forget what was: they get 410 when they come back."""
 

@@ -56,13 +56,21 @@ class Setting:
         (found,) = [p for p in self.pods() if p["metadata"]["name"].startswith(f"jupyter-{user}")]
         return found
 
+    def objects(self) -> set[tuple[str, str]]:
+        """What stands for servers in the cluster: pods, claims and their templates."""
+        return {
+            (plural, body["metadata"]["name"])
+            for plural in ("pods", "resourceclaims", "resourceclaimtemplates")
+            for body in self.cluster.all(plural)
+        }
+
     def clean(self) -> None:
         self.cluster.fail(0)
         for user in self.hub.hub("GET", "users").json():
             for name, server in user["servers"].items():
                 if server["ready"] or server["pending"]:
                     self.hub.end(user["name"], name)
-        eventually(lambda: not self.pods(), "a cluster without pods")
+        eventually(lambda: not self.objects(), "a cluster without anything of a server")
 
 
 def limits(pod: dict[str, Any]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from tests.hub.hubs import Hub, eventually
 from .settings import A100, Setting, environment, limits
 
 pytestmark = pytest.mark.slow
+OUTAGE = 20.0
 __all__ = ["make_hub"]
 
 
@@ -126,20 +127,40 @@ def test_a_node_that_is_gone_takes_its_servers_and_no_others(setting: Setting) -
         assert hub.model("ben")["ready"]
 
 
-@pytest.mark.parametrize("code", [429, 500])
+@pytest.mark.parametrize(("code", "late"), [(429, False), (500, True)])
 def test_an_api_that_is_busy_for_a_while_costs_patience_and_nothing_else(
-    setting: Setting, code: int
+    setting: Setting, code: int, late: bool
 ) -> None:
+    spawn_in_an_outage(setting, {"profile": "whole", "request": "1"}, code, late)
+
+
+def spawn_in_an_outage(setting: Setting, options: Any, code: int, late: bool) -> None:
+    """Start and stop a server while the API answers with an error for 20 s; ``late``: from when its
+    pod is there."""
     hub, cluster = setting.hub, setting.cluster
-    hub.run("ana", {"profile": "whole", "request": "1"})
-    cluster.fail(code, seconds=8)
-    assert hub.spawn("ben", {"profile": "whole", "request": "1"}).status_code in (201, 202)
-    hub.ready("ben")
-    assert len(setting.pods()) == 2
-    cluster.fail(code, seconds=8)
+    hub.run("ana", options)
+    before = setting.objects()
+    if late:
+        cluster.slow_nodes(3)
+    else:
+        cluster.fail(code, seconds=OUTAGE)
+    began = time.monotonic()
+    assert hub.spawn("ben", options).status_code in (201, 202)
+    if late:
+        eventually(lambda: len(setting.pods()) == 2, "ben's pod")
+        cluster.fail(code, seconds=OUTAGE)
+    eventually(lambda: (hub.model("ben") or {}).get("ready"), "ben's server", OUTAGE + 60)
+    cluster.slow_nodes(0)
+    if not late:
+        assert time.monotonic() - began > OUTAGE
+    assert [limits(setting.pod(user)) for user in ("ana", "ben")] == [
+        limits(setting.pod("ana"))
+    ] * 2
+    cluster.fail(code, seconds=OUTAGE)
     hub.end("ben")
-    eventually(lambda: len(setting.pods()) == 1, "the end of ben's pod")
+    eventually(lambda: setting.objects() == before, "nothing left of ben's server", OUTAGE + 60)
     assert hub.model("ana")["ready"]
+    assert setting.pod("ana")["status"]["phase"] == "Running"
 
 
 def test_watches_that_end_lose_nothing(setting: Setting) -> None:
@@ -178,10 +199,7 @@ def test_a_hub_that_is_restarted_in_the_middle_of_a_start_leaves_nothing(
     answer = hub.spawn("ben", {"profile": "whole", "request": "1"})
     assert answer.status_code in (201, 202)
     eventually(lambda: len(setting.pods()) == 2, "the waiting pod")
-    assert hub.process is not None
-    hub.process.kill()
-    hub.process.wait()
-    hub.start()
+    kill_and_start(hub)
     assert hub.model("ana")["ready"], "who runs goes on"
 
     def settled() -> bool:
@@ -194,6 +212,13 @@ def test_a_hub_that_is_restarted_in_the_middle_of_a_start_leaves_nothing(
     hub.run("ben", {"profile": "cpu"})
     assert limits(setting.pod("ben")).get("nvidia.com/gpu") is None
     assert len(setting.pods()) == 2
+
+
+def kill_and_start(hub: Hub) -> None:
+    assert hub.process is not None
+    hub.process.kill()
+    hub.process.wait()
+    hub.start()
 
 
 def test_the_form_counts_what_the_nodes_have(setting: Setting) -> None:
@@ -218,8 +243,13 @@ class TestClaims:
         made = Setting(make_hub, tmp_path_factory.mktemp("dra"), "dra", shares=True)
         made.cluster.gpu_devices("n1", 1, "80Gi", shared=True)
         yield made
-        made.clean()
         made.cluster.stop()
+
+    @pytest.fixture(autouse=True)
+    @staticmethod
+    def clean_claims(dra: Setting) -> Iterator[None]:
+        yield
+        dra.clean()
 
     def test_slices_of_one_device_and_nothing_left_of_them(self, dra: Setting) -> None:
         hub, cluster = dra.hub, dra.cluster
@@ -227,8 +257,11 @@ class TestClaims:
         hub.run("ana", wish)
         hub.run("ben", wish)
         assert hub.spawn("eve", wish).status_code == 202
-        events = hub.progress("eve", lambda event: "no room" in event.get("message", ""))
-        assert "no room for 30GiB now" in events[-1]["message"]
+        events = hub.progress("eve", lambda event: "has room" in event.get("message", ""))
+        assert events[-1]["message"] == (
+            "No GPU of the cluster has room for 30GiB now. "
+            "It starts by itself when somebody gives one back."
+        )
         assert environment(dra.pod("ana"))["JUPYTER_GPUSLICE_SHARE"] == "30GiB"
         assert len(cluster.all("resourceclaimtemplates")) == 3
         hub.end("ana")
@@ -249,6 +282,26 @@ class TestClaims:
         hub.end("ana")
         eventually(lambda: not cluster.all("resourceclaimtemplates"), "nothing left beside")
         assert not cluster.all("resourceclaims")
+
+    @pytest.mark.parametrize(("code", "late"), [(500, False), (429, True)])
+    def test_a_busy_api_leaves_no_claim_and_loses_none(
+        self, dra: Setting, code: int, late: bool
+    ) -> None:
+        spawn_in_an_outage(dra, {"profile": "custom", "request": "30GiB"}, code, late)
+
+    def test_a_hub_that_is_killed_in_the_middle_of_a_start_leaves_no_claim(
+        self, dra: Setting
+    ) -> None:
+        hub = dra.hub
+        hub.run("ana", {"profile": "custom", "request": "50GiB"})
+        before = dra.objects()
+        answer = hub.spawn("ben", {"profile": "custom", "request": "50GiB"})
+        assert answer.status_code in (201, 202)
+        eventually(lambda: len(dra.pods()) == 2, "the waiting pod")
+        assert dra.objects() != before
+        kill_and_start(hub)
+        eventually(lambda: dra.objects() == before, "nothing left of ben's start", 120)
+        assert hub.model("ana")["ready"], "who runs goes on"
 
 
 class TestKueue:

@@ -73,14 +73,20 @@ class Dra(Dialect):
             devices["constraints"] = constraints
         if self.strategy and request.whole:
             devices["config"] = [{"requests": [CLAIM], "opaque": _sharing(self.strategy)}]
+        version, kind, name = template_of(pod.name)
         template = {
-            "apiVersion": "resource.k8s.io/v1",
-            "kind": "ResourceClaimTemplate",
-            "metadata": {"name": f"{pod.name}-gpu", "namespace": pod.namespace},
+            "apiVersion": version,
+            "kind": kind,
+            "metadata": {"name": name, "namespace": pod.namespace},
             "spec": {"spec": {"devices": devices}},
         }
-        claim = {"name": CLAIM, "resourceClaimTemplateName": f"{pod.name}-gpu"}
+        claim = {"name": CLAIM, "resourceClaimTemplateName": name}
         return PodPatch(claims=(claim,), objects=(template,), isolation=isolation)
+
+
+def template_of(pod: str) -> tuple[str, str, str]:
+    """API version, kind and name of the template beside a pod."""
+    return "resource.k8s.io/v1", "ResourceClaimTemplate", f"{pod}-gpu"
 
 
 def _model(model: str | None) -> list[str]:
