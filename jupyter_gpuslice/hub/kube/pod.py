@@ -8,6 +8,10 @@ from typing import Any
 from kubernetes_asyncio.client import models as k8s
 
 from .patch import ConflictError, NodeRule, PodPatch
+from .quantity import number
+
+VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+"""What NVIDIA's runtime shows to a container."""
 
 
 def apply(pod: Any, patch: PodPatch, container: str = "notebook") -> Any:
@@ -25,7 +29,11 @@ def apply(pod: Any, patch: PodPatch, container: str = "notebook") -> Any:
     if box is None:
         raise ConflictError(f"The pod has no container {container}, which is to use the GPU.")
     _resources(box, patch)
-    _environment(box, patch.environment)
+    _environment(box, {**_limits(box), **patch.environment})
+    if patch.limits or patch.claims or patch.isolation:
+        # What the pod's own environment says goes before what the stack says of its devices: a
+        # configuration that says "all" would show it every GPU of the node.
+        box.env = [each for each in box.env or () if _name(each) != VISIBLE]
     if patch.claims:
         spec.resource_claims = [*(spec.resource_claims or ()), *map(dict, patch.claims)]
     if patch.nodes:
@@ -59,6 +67,24 @@ def _resources(box: Any, patch: PodPatch) -> None:
         uses = [{"name": claim["name"]} for claim in patch.claims]
         resources.claims = [*(resources.claims or ()), *uses]
     box.resources = resources
+
+
+def _limits(box: Any) -> dict[str, str]:
+    """JupyterHub's variables that tell a server what it may use, where the pod's own limits say
+    something else than the spawner's traits (``extra_resource_limits`` of KubeSpawner, say)."""
+    given = box.resources
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        given = k8s.V1ResourceRequirements(**given)
+    told = {}
+    for amounts, ending in ((given.limits, "LIMIT"), (given.requests, "GUARANTEE")):
+        memory, cpu = (number((amounts or {}).get(name)) for name in ("memory", "cpu"))
+        if memory is not None:
+            told[f"MEM_{ending}"] = str(int(memory))
+        if cpu is not None:
+            told[f"CPU_{ending}"] = f"{cpu.normalize():f}"
+    return told
 
 
 def _environment(box: Any, environment: Mapping[str, str]) -> None:

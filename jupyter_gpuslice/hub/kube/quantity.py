@@ -13,6 +13,15 @@ _SCALES = {
 _QUANTITY = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?)([A-Za-z]{0,2})")
 
 
+def number(quantity: Any) -> Decimal | None:
+    """What a quantity says, also one of CPU such as ``500m``; ``None`` for what is none."""
+    text = str(quantity)
+    if text.endswith("m"):
+        thousandths = _parsed(text[:-1])
+        return None if thousandths is None else thousandths / 1000
+    return _parsed(text)
+
+
 def count(quantity: Any) -> int:
     """A whole number, written as ``2`` or ``2k``; 0 for what is none."""
     return int(_parsed(quantity) or 0)

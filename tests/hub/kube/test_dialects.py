@@ -293,3 +293,18 @@ def test_a_gang_of_four_servers_with_a_gpu_each_in_each_pair_of_words() -> None:
 def test_a_gang_has_a_name_and_members(name: str, size: int) -> None:
     with pytest.raises(ValueError, match="gang"):
         Gang(name, size)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("text", ["2x1g.10gb", "3x1g.5gb+me", "a100:2x3g.40gb"])
+def test_pytorch_102715_no_server_gets_mig_devices_of_which_it_could_use_one(
+    variant: str, text: str
+) -> None:
+    """A CUDA process sees one MIG device. Also pytorch#95784, #90543, #131667."""
+    kind, context = dialect(variant)
+    with pytest.raises(CannotExpressError) as refused:
+        kind.patch(GpuRequest.parse(text), context)
+    assert refused.value.message.endswith(".")
+    for nearest in refused.value.nearest:
+        found = GpuRequest.parse(nearest)
+        assert found.kind != "mig" or found.count == 1

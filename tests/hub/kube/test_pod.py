@@ -37,6 +37,56 @@ def check(body: dict[str, Any]) -> None:
     kubernetes_validate.validate(body, kubernetes_validate.latest_version(), strict=True)
 
 
+def environment(body: dict[str, Any]) -> dict[str, Any]:
+    (container,) = body["spec"]["containers"]
+    return {each["name"]: each.get("value") for each in container["env"]}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("text", REQUESTS)
+def test_z2jh_3000_no_configuration_shows_a_pod_the_gpus_of_others(variant: str, text: str) -> None:
+    """Asked for 1, and saw all. Also gpu-operator#1502, HAMi-core#119."""
+    kind, context = dialect(variant)
+    for request in ("0", text):
+        try:
+            patch = kind.patch(GpuRequest.parse(request), context)
+        except CannotExpressError:
+            continue
+        made = pod(env={"NVIDIA_VISIBLE_DEVICES": "all"})
+        seen = environment(as_json(apply(made, patch))).get("NVIDIA_VISIBLE_DEVICES")
+        assert seen == ("void" if request == "0" else None), "the stack's own word, and no other"
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"mem_limit": 2**30, "cpu_limit": 2}, {"MEM_LIMIT": "1073741824", "CPU_LIMIT": "2"}),
+        ({"extra_resource_limits": {"cpu": "16"}}, {"CPU_LIMIT": "16"}),
+        (
+            {"cpu_limit": 2, "extra_resource_limits": {"cpu": "500m", "memory": "32Gi"}},
+            {"CPU_LIMIT": "0.5", "MEM_LIMIT": str(32 * 2**30)},
+        ),
+        (
+            {"extra_resource_guarantees": {"cpu": "4", "memory": "1.5Gi"}},
+            {"CPU_GUARANTEE": "4", "MEM_GUARANTEE": str(3 * 2**29)},
+        ),
+        ({}, {}),
+    ],
+)
+@pytest.mark.parametrize("request_", ["0", "1"])
+def test_kubespawner_548_a_server_is_told_the_limits_that_its_pod_has(
+    settings: dict[str, Any], told: dict[str, str], request_: str
+) -> None:
+    """A profile's limit was the pod's, and CPU_LIMIT said something else or nothing."""
+    kind, context = dialect("nvidia")
+    patch = kind.patch(GpuRequest.parse(request_), context)
+    before = {"CPU_LIMIT": "2.0", "OTHER": "1"} if "cpu_limit" in settings else {"OTHER": "1"}
+    found = environment(as_json(apply(pod(env=before, **settings), patch)))
+    assert found["OTHER"] == "1"
+    said = {name: value for name, value in found.items() if name.startswith(("CPU_", "MEM_"))}
+    assert said == told
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("text", REQUESTS)
 def test_kubespawner_637_kubernetes_takes_the_pod_and_what_goes_with_it(
@@ -82,7 +132,6 @@ def test_what_the_configuration_says_stays() -> None:
     patch = PodPatch(
         limits={"nvidia.com/gpu": "1"},
         labels={"queue": "q"},
-        environment={"NVIDIA_VISIBLE_DEVICES": "void"},
         scheduler="kai-scheduler",
         nodes=(NodeRule("nvidia.com/gpu.product", "In", ("H100",)),),
         claims=({"name": "gpu", "resourceClaimTemplateName": "t"},),
@@ -92,8 +141,7 @@ def test_what_the_configuration_says_stays() -> None:
     assert {"team": "a", "queue": "q"}.items() <= body["metadata"]["labels"].items()
     assert body["metadata"]["annotations"]["note"] == "kept"
     assert body["spec"]["schedulerName"] == "kai-scheduler"
-    environment = {each["name"]: each.get("value") for each in body["spec"]["containers"][0]["env"]}
-    assert environment["NVIDIA_VISIBLE_DEVICES"] == "void" and environment["OTHER"] == "1"
+    assert environment(body)["OTHER"] == "1"
     (term,) = body["spec"]["affinity"]["nodeAffinity"][
         "requiredDuringSchedulingIgnoredDuringExecution"
     ]["nodeSelectorTerms"]

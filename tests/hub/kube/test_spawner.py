@@ -89,10 +89,41 @@ def test_2i2c_infrastructure_2095_what_cannot_be_is_refused_at_once_and_makes_no
     assert not setting.pods()
 
 
+def test_kubespawner_889_a_group_s_profile_is_had_by_its_members_and_by_no_way_else(
+    setting: Setting,
+) -> None:
+    """By form, by REST and for a named server. Also kubespawner#589, z2jh#1734."""
+    from tests.hub.test_hub import form_of, login, submit
+
+    hub = setting.hub
+    assert "For some" not in form_of(hub, login(hub, "eve"))
+    assert submit(hub, login(hub, "eve"), choice="big/2").status_code == 403
+    for name in ("", "named"):
+        refused = hub.spawn("eve", {"profile": "big"}, name)
+        assert (refused.status_code, setting.pods()) == (403, [])
+    assert "For some" in form_of(hub, login(hub, "mia"))
+    hub.run("mia", {"profile": "big"})
+    assert limits(setting.pod("mia"))["nvidia.com/gpu"] == "2"
+
+
+def test_z2jh_3000_a_server_without_a_gpu_sees_none_whatever_its_image_says(
+    setting: Setting,
+) -> None:
+    """Also gpu-operator#1502, HAMi-core#119."""
+    hub = setting.hub
+    hub.run("ana", {"profile": "cpu"})
+    hub.run("ben", {"profile": "whole", "request": "1"})
+    assert environment(setting.pod("ana"))["NVIDIA_VISIBLE_DEVICES"] == "void"
+    # Of its devices a server with a GPU is told by the stack alone.
+    assert "NVIDIA_VISIBLE_DEVICES" not in environment(setting.pod("ben"))
+    assert limits(setting.pod("ana")) == {}
+
+
 def test_z2jh_3801_a_full_cluster_says_what_is_there_and_serves_when_it_can(
     setting: Setting,
 ) -> None:
-    """'Insufficient nvidia.com/gpu' or a timer, and no reason."""
+    """'Insufficient nvidia.com/gpu' or a timer, and no reason. Also operate-first/support#70,
+    pangeo-eosc#74."""
     hub = setting.hub
     hub.run("ana", {"profile": "whole", "request": "1"})
     assert hub.spawn("ben", {"profile": "whole", "request": "2"}).status_code == 202
@@ -123,6 +154,8 @@ def test_a_node_that_is_gone_takes_its_servers_and_no_others(setting: Setting) -
     other = setting.pod("ben")["spec"]["nodeName"]
     cluster.remove_node("n2")
     eventually(lambda: hub.model("ana") is None or not hub.model("ana")["ready"], "ana's end", 90)
+    names = {p["metadata"]["name"] for p in setting.pods()}
+    assert not any(name.startswith("jupyter-ana") for name in names), "nothing is left of it"
     if other == "n1":
         assert hub.model("ben")["ready"]
 
@@ -221,7 +254,8 @@ def kill_and_start(hub: Hub) -> None:
     hub.start()
 
 
-def test_the_form_counts_what_the_nodes_have(setting: Setting) -> None:
+def test_operate_first_20_the_form_counts_what_the_nodes_have(setting: Setting) -> None:
+    """Also kubeflow#6217, swan-cern/jupyterhub-extensions#59, jupyterhub#3043, renku-ui#786."""
     from tests.hub.test_hub import form_of, login
 
     hub = setting.hub
@@ -251,7 +285,10 @@ class TestClaims:
         yield
         dra.clean()
 
-    def test_slices_of_one_device_and_nothing_left_of_them(self, dra: Setting) -> None:
+    def test_odh_manifests_254_users_share_one_device_each_with_its_part(
+        self, dra: Setting
+    ) -> None:
+        """One GPU was one user's. Also jupyter/help#235, determined#1721, netapp-dataops#19."""
         hub, cluster = dra.hub, dra.cluster
         wish = {"profile": "custom", "request": "30GiB"}
         hub.run("ana", wish)
