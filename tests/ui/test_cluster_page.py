@@ -122,6 +122,9 @@ def test_the_page_of_a_cluster(setting: Setting, people: Callable[[], Page]) -> 
             page.wait_for_timeout(500)
             path = pictures(documented=False) / f"cluster-{chosen}-{width}.png"
             page.screenshot(path=path, full_page=True)
+            if width == 1280:
+                name = "cluster-page" if chosen == "light" else "cluster-page-dark"
+                page.screenshot(path=pictures() / f"{name}.png", full_page=True)
         page.set_viewport_size({"width": 1280, "height": 800})
         page.get_by_role("button", name="Toggle dark mode").click()
 

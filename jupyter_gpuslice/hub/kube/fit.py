@@ -10,7 +10,9 @@ from ...devices.models import matches
 from ...request import GpuRequest
 from ..availability import Offer
 from .dialects import Dialect, PodContext
-from .inventory import Facts, Item, name_of
+from .granted import name_of
+from .inventory import Facts
+from .item import Item
 from .patch import CannotExpressError, PodPatch
 from .room import Room, obeys, room
 from .words import Wanted, too_few

@@ -120,6 +120,10 @@ def notes_of(item: Manifest) -> Mapping[str, str]:
     return (item.get("metadata") or {}).get("annotations") or {}
 
 
+def name_of(item: Manifest) -> str:
+    return str((item.get("metadata") or {}).get("name", ""))
+
+
 def labels_of(item: Manifest) -> Mapping[str, str]:
     return (item.get("metadata") or {}).get("labels") or {}
 

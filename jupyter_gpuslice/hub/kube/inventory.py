@@ -6,7 +6,6 @@ that KAI shares), each is an item; otherwise a node's GPUs of one resource are o
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +14,8 @@ from typing import Any
 
 from . import granted
 from .cluster import MEMORY, PRODUCT
-from .granted import Claimed, Key, Manifest, Part, labels_of, notes_of
+from .granted import Claimed, Key, Manifest, Part, labels_of, name_of, notes_of
+from .item import DRIVER, Item, Units, capacity, claimable, counters, published, registered, text
 from .quantity import count, mib
 from .room import ENDED, Room, room, wanted
 
@@ -26,67 +26,6 @@ MIG = "nvidia.com/mig-"
 _KOORDINATOR = ("koordinator.sh/gpu-core", "koordinator.sh/gpu-memory")
 _GPUSHARE = "aliyun.com/gpu-mem"
 _NVIDIA = ("nvidia.com/gpu", "nvidia.com/gpu.shared")
-_DRIVER = "gpu.nvidia.com"
-
-
-@dataclass(frozen=True)
-class Units:
-    """What a node counts: an extended resource, how many, and how many are free."""
-
-    resource: str
-    count: int
-    free: int | None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"resource": self.resource, "count": self.count, "free": self.free}
-
-
-@dataclass(frozen=True)
-class Item:
-    """A device, or (with ``units``) a node's devices of one resource; ``None`` is unknown.
-
-    ``each_mib`` is the memory of a single one of them. Compute is in percent of one device.
-    """
-
-    uuid: str
-    name: str
-    node: str
-    kind: str = "gpu"
-    profile: str | None = None
-    memory_mib: int | None = None
-    free_mib: int | None = None
-    compute_percent: int | None = None
-    free_percent: int | None = None
-    each_mib: int | None = None
-    health: str = "unknown"
-    cordoned: bool = False
-    units: Units | None = None
-    shareable: bool = True
-    """Whether a part of it can be given."""
-
-    def failed(self) -> Item:
-        """The same when it works no more: nothing of it can be had, whatever is held."""
-        units = replace(self.units, free=None) if self.units else None
-        return replace(self, free_mib=None, free_percent=None, units=units)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "uuid": self.uuid,
-            "name": self.name,
-            "kind": self.kind,
-            "node": self.node,
-            "profile": self.profile,
-            "memory_mib": self.memory_mib,
-            "free_mib": self.free_mib,
-            "compute_percent": self.compute_percent,
-            "free_percent": self.free_percent,
-            # Only the nodes' own monitoring measures these.
-            "used_mib": None,
-            "utilization_percent": None,
-            "health": self.health,
-            "cordoned": "The node takes no new servers." if self.cordoned else None,
-            "units": self.units.to_dict() if self.units else None,
-        }
 
 
 @dataclass(frozen=True)
@@ -114,8 +53,8 @@ class Facts:
     def devices(self) -> dict[Key, Claimed]:
         return {
             key: Claimed(
-                _text(device, "uuid") or "/".join(key),
-                mib((_capacity(device).get("memory") or {}).get("value")),
+                text(device, "uuid") or "/".join(key),
+                mib((capacity(device).get("memory") or {}).get("value")),
                 bool(device.get("allowMultipleAllocations")),
             )
             for key, _, device in published(self.slices)
@@ -163,11 +102,14 @@ class Facts:
             for entry in spec.get("resourceClaims") or ()
         }
         space = (pod.get("metadata") or {}).get("namespace")
-        return [
-            claim
-            for claim in self.claims or ()
-            if claim["metadata"].get("namespace") == space and name_of(claim) in names
-        ]
+        found = (self._claims.get((space, name)) for name in names)
+        return [claim for claim in found if claim is not None]
+
+    @cached_property
+    def _claims(self) -> dict[tuple[Any, Any], Manifest]:
+        return {
+            (each["metadata"].get("namespace"), name_of(each)): each for each in self.claims or ()
+        }
 
     def parts(self, pod: Manifest) -> tuple[Part, ...]:
         """The parts of devices that a pod was given, as far as its stack tells."""
@@ -177,6 +119,41 @@ class Facts:
         return granted.parts(
             pod, self.claims_of(pod), self.devices, self.reserved, self.memory.get(node)
         )
+
+    @cached_property
+    def _here(self) -> dict[str, list[Manifest]]:
+        """By node, the pods that hold something there."""
+        found: dict[str, list[Manifest]] = {}
+        for pod in self.holding:
+            found.setdefault(pod["spec"]["nodeName"], []).append(pod)
+        return found
+
+    @cached_property
+    def _held(self) -> dict[str, list[Part]]:
+        """By device, the parts that pods have of it."""
+        found: dict[str, list[Part]] = {}
+        for pod in self.holding:
+            if granted.RESERVED not in notes_of(pod):
+                for part in self.parts(pod):
+                    found.setdefault(part.device, []).append(part)
+        return found
+
+    @cached_property
+    def _published(self) -> dict[str, list[tuple[Key, Manifest]]]:
+        """By node, the devices of its ResourceSlices."""
+        found: dict[str, list[tuple[Key, Manifest]]] = {}
+        for key, node, device in published(self.slices):
+            found.setdefault(node, []).append((key, device))
+        return found
+
+    @cached_property
+    def _taken(self) -> dict[Key, list[Manifest]]:
+        """By device, what claims have of it."""
+        found: dict[Key, list[Manifest]] = {}
+        for claim in self.claims or ():
+            for result in granted.results(claim):
+                found.setdefault(granted.key_of(result, "device"), []).append(result)
+        return found
 
     @cached_property
     def items(self) -> list[Item]:
@@ -197,14 +174,14 @@ class Facts:
         return found
 
     def _node(self, node: Manifest) -> list[Item]:
-        here = [pod for pod in self.holding if pod["spec"]["nodeName"] == name_of(node)]
+        here = self._here.get(name_of(node), [])
         notes = notes_of(node)
         for register in (HAMI_REGISTER, VOLCANO_REGISTER):
             if register in notes:
-                return self._registered(node, notes[register], here)
-        claimable = self._claimable(node)
-        if claimable:
-            return claimable
+                return self._registered(node, notes[register])
+        claims = self._claimable(node)
+        if claims:
+            return claims
         allocatable = (node.get("status") or {}).get("allocatable") or {}
         if count(allocatable.get(_KOORDINATOR[0])):
             return [self._koordinator(node, allocatable, here)]
@@ -217,25 +194,19 @@ class Facts:
             for item in self._counted(node, resource, count(allocatable[resource]), here)
         ]
 
-    def _registered(self, node: Manifest, text: str, here: list[Manifest]) -> list[Item]:
-        held: dict[str, list[Part]] = {}
-        for pod in here:
-            for part in self.parts(pod):
-                held.setdefault(part.device, []).append(part)
+    def _registered(self, node: Manifest, register: str) -> list[Item]:
         found = []
-        for uuid, name, memory, cores, healthy in _register(text):
-            mine = held.get(uuid, [])
-            used = _sum(part.memory_mib for part in mine)
-            busy = _sum(part.compute_percent for part in mine)
+        for uuid, name, memory, cores, healthy in registered(register):
+            mine = self._held.get(uuid, [])
             found.append(
                 Item(
                     uuid,
                     name,
                     name_of(node),
                     memory_mib=memory,
-                    free_mib=self._left(memory, used),
+                    free_mib=self._left(memory, _sum(part.memory_mib for part in mine)),
                     compute_percent=cores,
-                    free_percent=self._left(cores, busy),
+                    free_percent=self._left(cores, _sum(part.compute_percent for part in mine)),
                     each_mib=memory,
                     health="ok" if healthy else "lost",
                 )
@@ -246,29 +217,17 @@ class Facts:
         return None if used is None or not self.everywhere else max(0, whole - used)
 
     def _claimable(self, node: Manifest) -> list[Item]:
-        taken: dict[Key, list[Manifest]] = {}
-        for claim in self.claims or ():
-            for result in granted.results(claim):
-                taken.setdefault(granted.key_of(result, "device"), []).append(result)
-        there = [each for each in published(self.slices) if each[1] == name_of(node)]
+        taken, there = self._taken, self._published.get(name_of(node), [])
         # Devices that draw on the same counters exclude each other: MIG devices and their GPU.
-        spent = {
-            (key[1], str(each.get("counterSet")))
-            for key, _, device in there
-            if key in taken
-            for each in device.get("consumesCounters") or ()
-        }
+        spent = {each for key, device in there if key in taken for each in counters(key, device)}
         found = []
-        for key, _, device in there:
-            sets = {
-                (key[1], str(each.get("counterSet")))
-                for each in device.get("consumesCounters") or ()
-            }
-            mig = _text(device, "type") == "mig"
-            if key[0] != _DRIVER or (mig and sets and key not in taken):
+        for key, device in there:
+            sets = counters(key, device)
+            mig = text(device, "type") == "mig"
+            if key[0] != DRIVER or (mig and sets and key not in taken):
                 continue  # a MIG device that could be made is none yet
             uncertain = self.claims is None or (key not in taken and bool(sets & spent))
-            found.append(_claimable_item(node, key, device, taken.get(key, []), uncertain))
+            found.append(claimable(node, key, device, taken.get(key, []), uncertain))
         return found
 
     def _koordinator(self, node: Manifest, has: Mapping[str, Any], here: list[Manifest]) -> Item:
@@ -338,105 +297,12 @@ class Facts:
     def _shared(self, pod: Manifest, name: str, node: str, each: int | None) -> Item:
         """A GPU that KAI shares: its reservation pod holds it."""
         uuid = notes_of(pod)[granted.RESERVED]
-        used = _sum(
-            part.memory_mib
-            for other in self.holding
-            for part in self.parts(other)
-            if part.device == uuid and granted.RESERVED not in notes_of(other)
-        )
+        used = _sum(part.memory_mib for part in self._held.get(uuid, ()))
         left = None if each is None else self._left(each, used)
         return Item(
             uuid, name, node, memory_mib=each, free_mib=left, compute_percent=100,
             free_percent=100 if self.everywhere else None, each_mib=each,
         )  # fmt: skip
-
-
-def name_of(item: Manifest) -> str:
-    return str((item.get("metadata") or {}).get("name", ""))
-
-
-def published(slices: Iterable[Manifest]) -> list[tuple[Key, str, Manifest]]:
-    """Devices of ResourceSlices with their keys and nodes; of a pool the newest generation only."""
-    newest: dict[tuple[str, str], int] = {}
-    for each in slices:
-        pool = each["spec"]["pool"]
-        key = (each["spec"]["driver"], pool["name"])
-        newest[key] = max(newest.get(key, 0), int(pool.get("generation", 0)))
-    found: list[tuple[Key, str, Manifest]] = []
-    for each in slices:
-        spec = each["spec"]
-        driver, pool = spec["driver"], spec["pool"]
-        if int(pool.get("generation", 0)) == newest[driver, pool["name"]]:
-            for device in spec.get("devices") or ():
-                # Kubernetes 1.31 and older put all but the name one level deeper.
-                flat = {**(device.get("basic") or {}), **device}
-                key3 = (driver, pool["name"], flat["name"])
-                found.append((key3, str(spec.get("nodeName") or ""), flat))
-    return found
-
-
-def _claimable_item(
-    node: Manifest, key: Key, device: Manifest, taken: list[Manifest], uncertain: bool
-) -> Item:
-    memory = mib((_capacity(device).get("memory") or {}).get("value"))
-    shared = bool(device.get("allowMultipleAllocations"))
-    held: int | None = 0
-    for result in taken:
-        capacity = result.get("consumedCapacity") or {}
-        part = mib(capacity["memory"]) if "memory" in capacity else memory
-        held = None if held is None or part is None else held + part
-    whole_taken = bool(taken) and not shared
-    kind = "mig" if _text(device, "type") == "mig" else "gpu"
-    return Item(
-        _text(device, "uuid") or "/".join(key),
-        _text(device, "productName") or "GPU",
-        name_of(node),
-        kind,
-        _text(device, "profile") if kind == "mig" else None,
-        memory_mib=memory,
-        free_mib=None if memory is None or held is None or uncertain else max(0, memory - held),
-        compute_percent=100,
-        free_percent=None if uncertain else 0 if whole_taken else 100,
-        each_mib=memory,
-        shareable=shared,
-    )
-
-
-def _capacity(device: Manifest) -> Mapping[str, Any]:
-    return device.get("capacity") or {}
-
-
-def _text(device: Manifest, name: str) -> str:
-    attributes = device.get("attributes") or {}
-    value = attributes.get(name) or attributes.get(f"{_DRIVER}/{name}") or {}
-    return str(value.get("string") or "")
-
-
-def _register(text: str) -> list[tuple[str, str, int, int, bool]]:
-    """UUID, name, memory (MiB), compute (percent) and health, as device plugins register them.
-
-    JSON since HAMi 2.5; before, and in Volcano's, ``UUID,count,MiB,…:`` for each device.
-    """
-    found = []
-    try:
-        for each in json.loads(text):
-            uuid, memory = str(each["id"]), int(each["devmem"])
-            name = str(each.get("type") or "GPU")
-            found.append(
-                (uuid, name, memory, int(each.get("devcore", 100)), bool(each.get("health")))
-            )
-        return found
-    except (ValueError, KeyError, TypeError):
-        found.clear()
-    for entry in text.split(":"):
-        fields = entry.split(",")
-        if len(fields) in (5, 6) and fields[2].isdecimal():
-            uuid, _, memory_text, name, healthy = fields[:5]
-            found.append((uuid, name, int(memory_text), 100, healthy == "true"))
-        elif len(fields) > 6 and fields[2].isdecimal() and fields[3].isdecimal():
-            uuid, _, memory_text, cores, name, _, healthy = fields[:7]
-            found.append((uuid, name, int(memory_text), int(cores), healthy == "true"))
-    return found
 
 
 def _decimal(text: str | None) -> int | None:

@@ -112,6 +112,9 @@ class ClusterNode:
                 self._say("The hub does not know how to reach its cluster's API.", error)
             except UNANSWERED as error:
                 self._say("The cluster's API does not answer.", error)
+            except Exception as error:
+                log.exception("The cluster cannot be read")
+                self._say("What the cluster's API says cannot be read.", error)
             else:
                 self._view, self._problem = view, ""
                 self._sessions = self._now()

@@ -11,7 +11,8 @@ from jupyter_gpuslice.hub.kube.cluster import Cluster
 from jupyter_gpuslice.hub.kube.dialects import DIALECTS, PodContext
 from jupyter_gpuslice.hub.kube.fit import fit, offer
 from jupyter_gpuslice.hub.kube.granted import fraction, vgpus
-from jupyter_gpuslice.hub.kube.inventory import Facts, Item
+from jupyter_gpuslice.hub.kube.inventory import Facts
+from jupyter_gpuslice.hub.kube.item import Item
 from jupyter_gpuslice.hub.kube.quantity import count, mib
 from jupyter_gpuslice.hub.kube.session import HUB, REQUEST, belongs, session_of
 from jupyter_gpuslice.request import GpuRequest
