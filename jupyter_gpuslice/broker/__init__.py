@@ -4,6 +4,7 @@ from .broker import Broker
 from .explain import Explanation, Refused
 from .lease import Holder, Lease, Slice
 from .ledger import Ledger, LedgerError
+from .limits import Limits, Standing
 from .policy import Policy
 from .pool import Free, PoolDevice, granted, whole
 
@@ -15,10 +16,12 @@ __all__ = [
     "Lease",
     "Ledger",
     "LedgerError",
+    "Limits",
     "Policy",
     "PoolDevice",
     "Refused",
     "Slice",
+    "Standing",
     "granted",
     "whole",
 ]

@@ -15,10 +15,23 @@ from typing import Any
 
 from ..devices.process import Process
 from ..request import GpuRequest
+from .accounts import Accounts, spent_words
 from .draft import Draft
-from .explain import Explanation, Refused, Why, fewer, hint, never, not_now, queued, would_fit
+from .explain import (
+    Explanation,
+    Refused,
+    Why,
+    fewer,
+    hint,
+    never,
+    not_now,
+    queued,
+    wait_text,
+    would_fit,
+)
 from .lease import Holder, Lease
 from .ledger import Change, Ledger, LedgerError
+from .limits import NO_LIMITS, Limits, Standing
 from .placement import Nearness, place
 from .policy import Policy
 from .pool import Free, PoolDevice, free, share
@@ -58,6 +71,7 @@ class Broker:
         self._cordoned = ledger.cordoned()
         self._listeners: list[Listener] = []
         self._news: deque[Lease] = deque()
+        self._accounts = Accounts(self._pool, ledger, clock, self.policy)
         self._telling = False
         self._leases = {lease.id: lease for lease in ledger.live()}
         with self._change() as draft:
@@ -120,12 +134,45 @@ class Broker:
         """Seconds until a waiting lease is granted, as far as leases have an end; else ``None``."""
         return self._draft().wait_of(lease_id)
 
+    def standing(self, user: str) -> Standing:
+        """What a user holds, and has used of the last seven days."""
+        return self._accounts.standing(user, self._leases.values())
+
+    def ends_at(self, lease: Lease) -> float | None:
+        """When what a lease holds ends at the latest (clock time); ``None`` has no end.
+
+        At its own end, or when its user's GPU-hours are used up; as old use leaves the seven days
+        that count, that instant moves on.
+        """
+        return self._accounts.ends_at(lease, self._leases.values())
+
+    def held_up(self, lease: Lease) -> str:
+        """That a waiting lease waits for its own user's limits, for people; else ``""``."""
+        if lease.state != "queued":
+            return ""
+        user, leases = lease.holder.user, self._leases.values()
+        over = self._accounts.against(lease.request, lease.workers, user, lease.limits, leases)
+        return f"{over[0].message} {over[0].hint}" if over is not None else ""
+
+    def why_ends(self, lease: Lease) -> str:
+        """Why a lease ends when it does, for people."""
+        if self.ends_at(lease) != lease.expires:
+            return spent_words(lease.limits)
+        return lease.detail or "Its time is over."
+
     def explain(
-        self, request: GpuRequest, *, workers: int = 1, instead_of: str | None = None
+        self,
+        request: GpuRequest,
+        *,
+        workers: int = 1,
+        instead_of: str | None = None,
+        user: str = "",
+        limits: Limits = NO_LIMITS,
     ) -> Explanation:
         """Would it fit now; if not, why, what would, and how long the wait would be.
 
-        ``instead_of`` names a lease that would be given back for it.
+        ``instead_of`` names a lease that would be given back for it. ``user`` would hold it, whose
+        ``limits`` count.
         """
         if request.kind == "none":
             return Explanation(True, "fits", "No GPU is asked for.")
@@ -139,7 +186,11 @@ class Broker:
             message = f"{why.message} This can never be granted here."
             text = f"{text} {self._elsewhere}".strip()
             return Explanation(False, why.reason, message, text, True, options)
-        probe = self._waiting(request, Holder("session", "", ""), workers, None, 0, draft.now)
+        over = self._accounts.against(request, workers, user, limits, draft.leases.values())
+        if over is not None:
+            return over[0]
+        holder = Holder("session", "", user)
+        probe = self._waiting(request, holder, workers, None, 0, draft.now, limits)
         draft.put(probe)
         draft.serve()
         if draft.leases[probe.id].holds:
@@ -158,7 +209,7 @@ class Broker:
         ahead = [lease for lease in draft.leases.values() if lease.id != probe.id]
         options, text = self._options(probe.request, probe.workers, ahead)
         estimate = draft.wait_of(probe.id)
-        text = f"{text} It would wait at position {position}, {_wait_text(estimate)}."
+        text = f"{text} It would wait at position {position}, {wait_text(estimate)}."
         return Explanation(False, why.reason, why.message, text, False, options, position, estimate)
 
     def _cordon_binds(self, probe: Lease, leases: Iterable[Lease]) -> Why | None:
@@ -205,12 +256,14 @@ class Broker:
         ttl: float | None = None,
         priority: int = 0,
         instead_of: str | None = None,
+        limits: Limits = NO_LIMITS,
     ) -> Lease:
         """Grant the request, or queue it if ``wait``; a lease of several workers all or nothing.
 
         ``ttl`` (seconds) ends the grant that long after it was made. ``instead_of`` names an
-        ``auto`` lease that gives way for this one. :class:`Refused` when it can never fit, or
-        does not fit now and shall not wait; nothing has changed then.
+        ``auto`` lease that gives way for this one. ``limits`` are those of the holder's user: a
+        lease waits while they stand against it, and ends when they do. :class:`Refused` when it
+        can never fit, or does not fit now and shall not wait; nothing has changed then.
         """
         if request.kind == "none":
             raise Refused("bad_request", "A lease on no GPU is no lease.", "Ask for 0.5, say.")
@@ -220,10 +273,13 @@ class Broker:
             raise Refused("bad_request", "A time to live is a positive number of seconds.")
         if never(request, workers, self.pool, self.policy) is not None:
             raise Refused.of(self.explain(request, workers=workers, instead_of=instead_of))
+        over = self._accounts.against(request, workers, holder.user, limits, self._leases.values())
+        if over is not None and not (wait and over[1]):
+            raise Refused.of(over[0])
         with self._change() as draft:
             if instead_of is not None:
                 draft.give_way(self._live(instead_of))
-            lease = self._waiting(request, holder, workers, ttl, priority, draft.now)
+            lease = self._waiting(request, holder, workers, ttl, priority, draft.now, limits)
             draft.put(lease)
             draft.serve()
             lease = draft.leases[lease.id]
@@ -441,8 +497,9 @@ class Broker:
             for lease in list(draft.leases.values()):
                 if not lease.holds:
                     continue
-                if lease.expires is not None and lease.expires <= draft.now:
-                    draft.end(lease, "expired", "Its time is over.")
+                end = self.ends_at(lease)
+                if end is not None and end <= draft.now:
+                    draft.end(lease, "expired", self.why_ends(lease))
                 elif lease.activate_by is not None and lease.activate_by <= draft.now:
                     draft.end(lease, "expired", "Its holder never came to life.")
             draft.serve()
@@ -450,7 +507,7 @@ class Broker:
             when
             for lease in self._leases.values()
             if lease.holds
-            for when in (lease.expires, lease.activate_by)
+            for when in (self.ends_at(lease), lease.activate_by)
             if when is not None
         ]
         return min(due, default=None)
@@ -489,6 +546,7 @@ class Broker:
         ttl: float | None,
         priority: int,
         now: float,
+        limits: Limits = NO_LIMITS,
     ) -> Lease:
         return Lease(
             id=secrets.token_hex(8),
@@ -501,11 +559,23 @@ class Broker:
             isolation=self.isolation,
             queued_at=now,
             ttl=ttl,
+            limits=limits,
         )
 
     def _draft(self) -> Draft:
+        limited = {
+            lease.holder.user
+            for lease in self._leases.values()
+            if lease.state == "queued" and lease.limits.gpu_hours is not None
+        }
         return Draft(
-            self._leases, self._clock(), self.pool, self.policy, self._nearness, self._closed
+            self._leases,
+            self._clock(),
+            self.pool,
+            self.policy,
+            self._nearness,
+            self._closed,
+            {user: self.standing(user).gpu_hours or 0.0 for user in limited},
         )
 
     @contextmanager
@@ -518,6 +588,7 @@ class Broker:
         before = {lease.id: n for n, lease in enumerate(self.queue())}
         changes = [self._ledger_change(draft.leases[id_]) for id_ in draft.touched]
         self._ledger.save(changes, draft.now)
+        self._accounts.changed(change.lease.holder.user for change in changes)
         self._leases = {id_: lease for id_, lease in draft.leases.items() if lease.live}
         after = {lease.id: n for n, lease in enumerate(self.queue())}
         moved = [id_ for id_, n in after.items() if id_ not in draft.touched and before[id_] != n]
@@ -548,12 +619,3 @@ class Broker:
                     listener(lease)
         finally:
             self._telling = False
-
-
-def _wait_text(seconds: float | None) -> str:
-    if seconds is None:
-        return "for how long is unknown, since what is held has no set end"
-    if seconds < 90:
-        return f"about {max(1, round(seconds))} s"
-    minutes = round(seconds / 60)
-    return f"about {minutes} min" if minutes < 90 else f"about {minutes / 60:.1f} h"

@@ -27,6 +27,7 @@ class Draft:
         policy: Policy,
         nearness: Nearness | None,
         lost: Collection[str],
+        hours: Mapping[str, float] | None = None,
     ) -> None:
         self.leases = dict(leases)
         self.now = now
@@ -35,6 +36,7 @@ class Draft:
         self._policy = policy
         self._nearness = nearness
         self._lost = lost
+        self._hours = hours or {}
 
     def put(self, lease: Lease) -> Lease:
         self.leases[lease.id] = lease
@@ -75,7 +77,14 @@ class Draft:
 
     def serve(self) -> list[Lease]:
         """Grant whatever the queue's order allows."""
-        served = serve(self.leases.values(), self._pool, self._policy, self._nearness, self._lost)
+        served = serve(
+            self.leases.values(),
+            self._pool,
+            self._policy,
+            self._nearness,
+            self._lost,
+            self._hours,
+        )
         granted = []
         for id_, slices in served.granted.items():
             lease = self.leases[id_]

@@ -241,3 +241,13 @@ def hint(options: Sequence[str], workers: int = 1, some: int = 0) -> str:
 def amount(mib: int) -> str:
     """Memory in words for people."""
     return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib} MiB"
+
+
+def wait_text(seconds: float | None) -> str:
+    """How long a wait is, for people."""
+    if seconds is None:
+        return "for how long is unknown, since what is held has no set end"
+    if seconds < 90:
+        return f"about {max(1, round(seconds))} s"
+    minutes = round(seconds / 60)
+    return f"about {minutes} min" if minutes < 90 else f"about {minutes / 60:.1f} h"

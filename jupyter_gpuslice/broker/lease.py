@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from ..devices.process import Process
 from ..request import GpuRequest
+from .limits import NO_LIMITS, Limits
 
 HolderKind = Literal["session", "kernel", "group"]
 State = Literal[
@@ -96,6 +97,8 @@ class Lease:
     activate_by: float | None = None
     """A grant that nobody has taken up by then expires: its holder never came to life."""
     processes: tuple[Process, ...] = field(default=())
+    limits: Limits = NO_LIMITS
+    """What its user might hold when it was asked for."""
     detail: str = ""
     """Why the lease is in its state, for people, where the state alone does not say."""
 

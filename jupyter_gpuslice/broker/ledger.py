@@ -20,6 +20,7 @@ from typing import IO, Any, Literal
 from ..devices.process import Process
 from ..request import GpuRequest
 from .lease import LIVE, Holder, Lease, Slice
+from .limits import Limits
 
 VERSION = 2
 
@@ -46,10 +47,11 @@ CREATE TABLE span (
 CREATE INDEX span_lease ON span (lease, stop);
 CREATE INDEX span_start ON span (start);
 """
-_CORDON = """
+_SINCE_2 = """
 CREATE TABLE cordon (device TEXT PRIMARY KEY, why TEXT NOT NULL);
+CREATE INDEX span_user ON span (user, stop);
 """
-"""Since version 2."""
+"""What version 2 added."""
 
 
 class LedgerError(Exception):
@@ -102,7 +104,7 @@ class Ledger:
         """The ledger at ``path`` (made if missing), or one in memory for ``None``."""
         if path is None:
             db = sqlite3.connect(":memory:", isolation_level=None)
-            db.executescript(_SCHEMA + _CORDON)
+            db.executescript(_SCHEMA + _SINCE_2)
             return cls(db, None, None, fresh=True)
         file = Path(path)
         try:
@@ -204,6 +206,16 @@ class Ledger:
             self._db.execute("DELETE FROM cordon")
             self._db.executemany("INSERT INTO cordon VALUES (?, ?)", list(cordoned.items()))
 
+    def held_by(self, user: str, since: float) -> list[Span]:
+        """The spans in which a user held something after ``since``."""
+        with _errors("read"):
+            rows = self._db.execute(
+                "SELECT lease, kind, user, devices, start, stop, busy_s FROM span"
+                " WHERE user = ? AND (stop IS NULL OR stop > ?) AND kind = 'held' ORDER BY start",
+                (user, since),
+            ).fetchall()
+        return [Span(*row) for row in rows]
+
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         self._db.execute("BEGIN IMMEDIATE")
@@ -289,7 +301,7 @@ def _connect(file: Path, fresh: bool) -> sqlite3.Connection:
         # In WAL mode NORMAL survives the death of any process; only a power cut may lose the
         # last changes, and no holder outlives that.
         db.execute("PRAGMA synchronous = NORMAL")
-        missing = {0: _SCHEMA + _CORDON, 1: _CORDON}.get(version)
+        missing = {0: _SCHEMA + _SINCE_2, 1: _SINCE_2}.get(version)
         if missing:
             db.executescript(f"BEGIN; {missing} PRAGMA user_version = {VERSION}; COMMIT;")
     except sqlite3.OperationalError as error:
@@ -354,6 +366,7 @@ def _dump(lease: Lease) -> str:
         "ttl": lease.ttl,
         "activate_by": lease.activate_by,
         "processes": [process.to_dict() for process in lease.processes],
+        "limits": lease.limits.to_dict(),
     }
     return json.dumps(body, separators=(",", ":"))
 
@@ -387,5 +400,6 @@ def _lease(body: dict[str, Any]) -> Lease:
         ttl=body["ttl"],
         activate_by=body["activate_by"],
         processes=tuple(Process.from_dict(process) for process in body["processes"]),
+        limits=Limits.from_dict(body.get("limits") or {}),
         detail=body["detail"],
     )

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..broker.broker import Broker
+from ..broker.limits import Standing
 from ..broker.placement import place, slice_on
 from ..broker.policy import Policy
 from ..broker.pool import Free, PoolDevice
@@ -31,6 +32,8 @@ class Offer:
     message: str = ""
     position: int | None = None
     estimate_s: float | None = None
+    held_up: str = ""
+    """That the user's own limits make it wait, for people."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class Availability:
     offers: Mapping[str, Offer] = field(default_factory=dict)
     devices: tuple[DeviceKind, ...] = ()
     waiting: int | None = None
+    standing: Standing | None = None
+    """What the user who asks holds and has used."""
     note: str = ""
     """Why the rest is unknown, or why there are no devices: one sentence, or ``""``."""
 
@@ -61,6 +66,7 @@ class Availability:
             "offers": {text: asdict(offer) for text, offer in self.offers.items()},
             "devices": [asdict(kind) for kind in self.devices],
             "waiting": self.waiting,
+            "standing": None if self.standing is None else asdict(self.standing),
             "note": self.note,
         }
 
@@ -70,17 +76,21 @@ class Availability:
             {text: Offer(**offer) for text, offer in data["offers"].items()},
             tuple(DeviceKind(**kind) for kind in data["devices"]),
             data["waiting"],
+            None if data.get("standing") is None else Standing(**data["standing"]),
             data["note"],
         )
 
 
-def availability(broker: Broker, requests: Iterable[GpuRequest], note: str = "") -> Availability:
-    """What the broker's pool has for each request now."""
+def availability(
+    broker: Broker, requests: Iterable[GpuRequest], note: str = "", user: str = ""
+) -> Availability:
+    """What the broker's pool has for each request now, and what the user holds."""
     kinds = Counter((member.device.name, member.device.kind) for member in broker.pool)
     return Availability(
         {str(request): _offer(broker, request) for request in requests},
         tuple(DeviceKind(name, kind, count) for (name, kind), count in kinds.items()),
         len(broker.queue()),
+        broker.standing(user) if user else None,
         note,
     )
 

@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from ..request import GpuRequest, RequestError
+from .policies import NO_TERMS, Policies, Terms, beyond_limits
 
 OPTIONS = ("profile", "request")
 """What ``user_options`` may hold."""
@@ -92,6 +93,8 @@ class Profile:
     groups: frozenset[str] = frozenset()
     ttl: float | None = None
     """Seconds that the GPU is held at most; ``None`` is as long as the server runs."""
+    idle: float | None = None
+    """Seconds without activity after which the server ends; ``None`` is never."""
     environment: Mapping[str, str] = field(default_factory=dict)
     default_url: str = ""
 
@@ -129,10 +132,26 @@ class Selection:
 
     profile: Profile
     request: GpuRequest
+    terms: Terms = NO_TERMS
+    """What holds for its user."""
+
+    @property
+    def ttl(self) -> float | None:
+        """Seconds that the GPU is held at most."""
+        return _least(self.profile.ttl, self.terms.lifetime)
+
+    @property
+    def idle(self) -> float | None:
+        """Seconds without activity after which the server ends."""
+        return _least(self.profile.idle, self.terms.idle)
 
     def to_options(self) -> dict[str, str]:
         """The choice as ``user_options``, for the hub to keep."""
         return {"profile": self.profile.slug, "request": str(self.request)}
+
+
+def _least(*values: float | None) -> float | None:
+    return min((value for value in values if value is not None), default=None)
 
 
 @dataclass(frozen=True)
@@ -140,6 +159,11 @@ class Profiles:
     """All profiles of a hub, in the order of the spawn page."""
 
     all: tuple[Profile, ...]
+    policies: Policies = Policies()  # noqa: RUF009 - it is frozen
+
+    def terms(self, user: str, groups: Collection[str]) -> Terms:
+        """What users may hold whatever they choose."""
+        return self.policies.terms(user, groups)
 
     def visible(self, user: str, groups: Collection[str]) -> list[Profile]:
         """The profiles that a user may have."""
@@ -170,9 +194,17 @@ class Profiles:
                 403,
             )
         profile = self._profile(options.get("profile"), offered)
-        if "request" not in options:
-            return Selection(profile, profile.default_choice.request)
-        return Selection(profile, _requested(profile, options["request"]))
+        request = profile.default_choice.request
+        if "request" in options:
+            request = _requested(profile, options["request"])
+        terms = self.terms(user, groups)
+        over = beyond_limits(request, terms)
+        if over:
+            within = [each for each in profile.examples if not beyond_limits(each, terms)]
+            advice = "" if within else "Choose another profile, or ask the hub's administrators."
+            message = f"{request} is more than you may have: {over}"
+            raise ChoiceError("over_quota", message, advice, 403, within)
+        return Selection(profile, request, terms)
 
     def _profile(self, slug: object, offered: list[Profile]) -> Profile:
         if slug is None:
@@ -261,7 +293,7 @@ def _requests_in(text: str) -> list[GpuRequest]:
     """The requests that stand in a sentence; a number of something is none."""
     found = []
     for word, following in pairwise([*text.split(), ""]):
-        if word.isdigit() and following.strip(".,") in _COUNTED:
+        if word.replace(".", "", 1).isdigit() and following.strip(".,") in _COUNTED:
             continue
         try:
             found.append(GpuRequest.parse(word.strip(".,:;()")))

@@ -6,13 +6,14 @@ JupyterHub puts the result in its own form, whose page has Bootstrap 5 in light 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any
 
 from ..request import GpuRequest
 from .availability import Availability, Offer
 from .choice import Choice, ChoiceError, Profile, Profiles, Selection, at_most, listed
+from .policies import Terms, beyond_limits, not_now, standing_words
 
 CUSTOM = "custom"
 REFRESH_SECONDS = 5
@@ -119,6 +120,8 @@ def spawn_form(
     offered = profiles.visible(user, groups)
     if not offered:
         return _note("No profile of this hub is for you. Ask the hub's administrators for access.")
+    terms = profiles.terms(user, groups)
+    available = limited(available, asked_about(offered), terms)
     note = ""
     filled = _filled_again(submitted, offered) if submitted else _Filled()
     cards = _cards(offered, available)
@@ -134,7 +137,7 @@ def spawn_form(
     parts = [_STYLE, '<fieldset class="gpuslice"><legend class="visually-hidden">GPU</legend>']
     if note:
         parts.append(_note(note))
-    parts.append(_summary(available))
+    parts.append(_summary(available, terms))
     parts += [_profile(profile, available, filled) for profile in offered]
     parts += ["</fieldset>", _SCRIPT]
     return "\n".join(parts)
@@ -174,8 +177,12 @@ def _chosen(
     try:
         return profiles.select(last, user, groups), ""
     except ChoiceError as error:
-        note = f"Your last choice is no longer offered: {error.message}"
+        note = f"Your last choice is no longer offered: {error.message}" if last else ""
+    try:
         return profiles.select(None, user, groups), note
+    except ChoiceError:
+        # The default is more than this user may have.
+        return None, note
 
 
 def _filled_again(submitted: Submitted, offered: Sequence[Profile]) -> _Filled:
@@ -228,14 +235,31 @@ def _note(text: str) -> str:
     return f'<p class="gpuslice-note alert alert-warning" role="status">{escape(text)}</p>'
 
 
-def _summary(available: Availability) -> str:
-    """One line on the machine: its devices, and who waits."""
+def limited(available: Availability, requests: Sequence[str], terms: Terms) -> Availability:
+    """What there is for a user, of whom ``terms`` hold."""
+    offers = dict(available.offers)
+    for text in requests:
+        request = GpuRequest.parse(text)
+        offer = available.offer(request)
+        over = beyond_limits(request, terms)
+        if not over and available.standing is not None:
+            words, waits = not_now(request, terms, available.standing)
+            over = "" if waits else words
+            offer = replace(offer, held_up=words if waits else "")
+        offers[text] = replace(offer, never=True, message=over) if over else offer
+    return replace(available, offers=offers)
+
+
+def _summary(available: Availability, terms: Terms) -> str:
+    """The machine's devices, who waits, and what the user holds of what they may."""
     kinds = [f"{kind.count} × {device_name(kind.name, kind.kind)}" for kind in available.devices]
     text = f"This machine has {', '.join(kinds)}." if kinds else ""
     if kinds and available.waiting:
         requests = "request waits" if available.waiting == 1 else "requests wait"
         text += f" {available.waiting} {requests} in the queue."
     text = f"{text} {available.note}".strip()
+    if available.standing is not None:
+        text = f"{text} {standing_words(terms, available.standing)}".strip()
     return f'<p class="gpuslice-pool text-body-secondary" id="gpuslice-pool">{escape(text)}</p>'
 
 
@@ -302,6 +326,8 @@ def status_words(request: GpuRequest, offer: Offer) -> tuple[str, str]:
         return "free", "Starts at once"
     if offer.never:
         return "never", offer.message
+    if offer.held_up:
+        return "busy", f"{offer.held_up}: it waits until you give some back"
     if offer.free is None or offer.total is None:
         return "unknown", "Availability unknown"
     if offer.position is None and offer.free:

@@ -158,7 +158,11 @@ class Availability(Handler):
 
     def get(self) -> None:
         requests = dict.fromkeys(self.get_arguments("request"))
-        self.answer(self.node.availability(self.caller, list(requests)[:MOST_REQUESTS]))
+        self.answer(
+            self.node.availability(
+                self.caller, list(requests)[:MOST_REQUESTS], self.get_argument("user", "")
+            )
+        )
 
 
 class Usage(Handler):

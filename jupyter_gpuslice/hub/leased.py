@@ -65,11 +65,10 @@ class LeasedSpawner(GpuSliceSpawner):
         super().__init__(*args, **kwargs)
         self._lease_id = ""
         self._grant: dict[str, Any] = {}
-        self._chosen: Selection | None = None
         self._progress = Progress()
 
     async def availability(self, requests: Sequence[str]) -> Availability:
-        return await self._link().availability(requests)
+        return await self._link().availability(requests, self.user.name)
 
     # Before the start: outside of start_timeout, which JupyterHub counts from start() on
 
@@ -113,9 +112,11 @@ class LeasedSpawner(GpuSliceSpawner):
         return await self._link().ask(
             session_id(self.user.name, self.name),
             str(chosen.request),
-            chosen.profile.ttl,
+            chosen.ttl,
             self.queue_timeout > 0,
             self.service_timeout,
+            chosen.terms.priority,
+            chosen.terms.limits.to_dict(),
         )
 
     async def _unask(self, asking: asyncio.Future[dict[str, Any]]) -> None:

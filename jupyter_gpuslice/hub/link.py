@@ -37,23 +37,38 @@ class HubLink(Link):
     def __init__(self, url: str, secret: str) -> None:
         super().__init__(url, {"Authorization": f"gpuslice {secret}"})
 
-    async def availability(self, requests: Iterable[str]) -> Availability:
-        """How much of each request is free. It never raises: what is unknown says so."""
-        query = urlencode([("request", request) for request in requests])
+    async def availability(self, requests: Iterable[str], user: str = "") -> Availability:
+        """How much of each request is free, and what the user holds and has used.
+
+        It never raises: what is unknown says so.
+        """
+        query = urlencode([*(("request", request) for request in requests), ("user", user)])
         try:
             return Availability.from_dict(await self.call("GET", f"availability?{query}"))
         except (LinkError, KeyError, TypeError):
             return Availability(note="What is free is unknown: the GPU service does not answer.")
 
     async def ask(
-        self, session: str, request: str, ttl: float | None, wait: bool, patience: float
+        self,
+        session: str,
+        request: str,
+        ttl: float | None,
+        wait: bool,
+        patience: float,
+        priority: int = 0,
+        limits: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Ask for a lease for a session; the lease is granted or queued."""
+        """Ask for a lease for a session; the lease is granted or queued.
+
+        ``limits`` are what the session's user may hold: see `broker.limits.Limits`.
+        """
         body = {
             "request": request,
             "holder": {"kind": "session", "id": session},
             "wait": wait,
             "ttl": ttl,
+            "priority": priority,
+            "limits": limits,
         }
         return await self.call("POST", "leases", body, patience=patience)
 

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from ..broker.broker import Broker
 from ..broker.lease import Holder, Lease, Slice
 from ..broker.ledger import Ledger
+from ..broker.limits import NO_LIMITS, Limits
 from ..broker.policy import Policy
 from ..broker.pool import whole
 from ..devices import FAR
@@ -124,6 +125,7 @@ class Node(LeaseApi):
         self._began = clock()
         self._hub_began = hub_began
         self._asked: dict[str, float] = {}
+        self._limits: dict[str, Limits] = {}
         self._told: set[str] = set()
 
     @property
@@ -222,9 +224,22 @@ class Node(LeaseApi):
         for lease in self.broker.leases():
             if lease.holder.id == holder_id:
                 await self._end(lease, "The server was started anew.")
-        status, view = self.create(caller, body)
+        limits, user = NO_LIMITS, str(holder_id or "").partition("/")[0]
+        if isinstance(body, dict):
+            limits = limits_in(body.get("limits"))
+            body = {key: value for key, value in body.items() if key != "limits"}
+        status, view = self.create(caller, body, limits)
+        self._limits[user] = limits
         self._asked[view["id"]] = self._monotonic()
         return status, view
+
+    def limits_of(self, caller: Caller) -> Limits:
+        """As the hub told at the user's last start, or as the user's leases say."""
+        found = self._limits.get(caller.user)
+        if found is not None:
+            return found
+        mine = (x.limits for x in self.broker.leases() if x.holder.user == caller.user)
+        return next(mine, NO_LIMITS)
 
     def lease(self, caller: Caller, lease_id: str) -> dict[str, Any]:
         if isinstance(caller, Hub):
@@ -342,14 +357,19 @@ class Node(LeaseApi):
             if lease.holds and devices & {slice_.device for slice_ in lease.slices}:
                 self.broker.end_by(lease.id, when, told)
 
-    def availability(self, caller: Caller, requests: Iterable[str]) -> dict[str, Any]:
-        """``GET availability?request=…&request=…``, for the hub alone: how much is free of each."""
+    def availability(
+        self, caller: Caller, requests: Iterable[str], user: str = ""
+    ) -> dict[str, Any]:
+        """``GET availability?request=…&request=…&user=…``, for the hub alone.
+
+        How much is free of each, and what the user holds and has used.
+        """
         _hub_only(caller)
         try:
             wanted = [GpuRequest.parse(text) for text in requests]
         except RequestError as error:
             raise ApiError.of(error) from error
-        return availability(self.broker, wanted, self._node.note).to_dict()
+        return availability(self.broker, wanted, self._node.note, user).to_dict()
 
     async def end_due(self) -> None:
         """End the servers whose time is over, before their slices go to somebody else.
@@ -358,11 +378,12 @@ class Node(LeaseApi):
         whatever is left of them is killed.
         """
         for lease in self.broker.leases():
-            if not lease.holds or lease.expires is None:
+            end = self.broker.ends_at(lease)
+            if not lease.holds or end is None:
                 continue
-            left = lease.expires - time.time()
+            left = end - time.time()
             if left <= KILL_BEFORE:
-                await self._end(lease, lease.detail or "Its time is over.")
+                await self._end(lease, self.broker.why_ends(lease))
             elif left <= ASK_BEFORE and lease.id not in self._told:
                 self._told.add(lease.id)
                 for process in lease.processes:
@@ -394,6 +415,16 @@ class Node(LeaseApi):
     def view(self, lease: Lease, caller: Caller) -> dict[str, Any]:
         """A lease as the caller may see it."""
         return self._view(lease, caller)
+
+
+def limits_in(value: Any) -> Limits:
+    """The limits that the hub tells with a request; none where it tells nothing."""
+    if value is None:
+        return NO_LIMITS
+    try:
+        return Limits.from_dict(value)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ApiError(400, "bad_request", "The limits are {concurrent, gpu_hours}.") from error
 
 
 def _hub_only(caller: Caller) -> None:

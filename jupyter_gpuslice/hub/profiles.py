@@ -15,6 +15,7 @@ from jsonschema import Draft202012Validator
 from ..request import GpuRequest, RequestError
 from .choice import Choice, Profile, Profiles, describe, listed, shown
 from .faults import Faults, ProfileError, line_of, load, of_schema
+from .policies import Policies, Rule
 
 __all__ = [
     "ProfileError",
@@ -75,7 +76,14 @@ def _check(data: Any) -> tuple[Profiles | None, list[ProfileError]]:
         items = [item if isinstance(item, Mapping) else {} for item in declared]
         profiles = [_profile(n, item, faults) for n, item in enumerate(items)]
         _check_together(items, faults)
-    return None if faults.found else Profiles(tuple(profiles)), faults.found
+    rules = data.get("policies") if isinstance(data, Mapping) else None
+    policies = Policies(
+        tuple(
+            _rule(n, item if isinstance(item, Mapping) else {}, faults)
+            for n, item in enumerate(rules if isinstance(rules, list) else ())
+        )
+    )
+    return None if faults.found else Profiles(tuple(profiles), policies), faults.found
 
 
 @cache
@@ -91,9 +99,48 @@ def _validator() -> Draft202012Validator:
     return Draft202012Validator(schema())
 
 
-def _usable(where: str, item: Mapping[str, Any], faults: Faults) -> dict[str, Any]:
-    """What can be looked at further of a profile: known keys, with values of their type."""
-    known = schema()["$defs"]["profile"]["properties"]
+def _rule(n: int, item: Mapping[str, Any], faults: Faults) -> Rule:
+    """An entry of the policies; of one with faults, what can be made of it."""
+    where = f"policies[{n}]"
+    item = _usable(where, item, faults, "policy")
+    with faults.noted():
+        _check_texts(where, item)
+    terms: dict[str, float | None] = {}
+    for name, key in _TERMS.items():
+        if key not in item:
+            continue
+        value = item[key]
+        if name in ("lifetime", "idle") and value is not None:
+            with faults.noted():
+                terms[name] = _ttl(where, value, key)
+        else:
+            terms[name] = value
+    if not terms and not faults.within(where):
+        faults.add(
+            ProfileError(
+                "It limits nothing.",
+                where=where,
+                hint=f"Write {listed(_TERMS.values(), 'or')}.",
+            )
+        )
+    return Rule(frozenset(item.get("users", ())), frozenset(item.get("groups", ())), terms)
+
+
+_TERMS = {
+    "concurrent": "concurrent",
+    "gpu_hours": "gpu_hours_per_week",
+    "lifetime": "lifetime",
+    "idle": "idle",
+    "priority": "priority",
+}
+"""What a rule may say, and how it is written."""
+
+
+def _usable(
+    where: str, item: Mapping[str, Any], faults: Faults, what: str = "profile"
+) -> dict[str, Any]:
+    """What can be looked at further of an entry: known keys, with values of their type."""
+    known = schema()["$defs"][what]["properties"]
     usable = {
         key: value
         for key, value in item.items()
@@ -117,7 +164,7 @@ def _profile(n: int, item: Mapping[str, Any], faults: Faults) -> Profile:
     item = _usable(where, item, faults)
     slug = item.get("slug", "")
     choices: tuple[Choice, ...] = ()
-    custom_max = ttl = None
+    custom_max = ttl = idle = None
     with faults.noted():
         choices = _choices(where, item, whole, faults)
     with faults.noted():
@@ -126,6 +173,8 @@ def _profile(n: int, item: Mapping[str, Any], faults: Faults) -> Profile:
         _check_hold(where, item.get("hold", "reserved"))
     with faults.noted():
         ttl = _ttl(where, item["ttl"]) if "ttl" in item else None
+    with faults.noted():
+        idle = _ttl(where, item["idle"], "idle") if "idle" in item else None
     spawner = item.get("spawner", {})
     with faults.noted():
         _check_texts(where, item)
@@ -141,6 +190,7 @@ def _profile(n: int, item: Mapping[str, Any], faults: Faults) -> Profile:
         users=frozenset(item.get("users", ())),
         groups=frozenset(item.get("groups", ())),
         ttl=ttl,
+        idle=idle,
         environment=dict(spawner.get("environment", {})),
         default_url=spawner.get("default_url", ""),
     )
@@ -191,11 +241,11 @@ def _check_hold(where: str, hold: str) -> None:
         raise ProfileError(message, where=f"{where}.hold", hint=hint)
 
 
-def _ttl(where: str, value: Any) -> float:
+def _ttl(where: str, value: Any, key: str = "ttl") -> float:
     try:
         return parse_ttl(value)
     except ValueError as error:
-        raise ProfileError(str(error), where=f"{where}.ttl") from error
+        raise ProfileError(str(error), where=f"{where}.{key}") from error
 
 
 def _choices(

@@ -14,7 +14,6 @@ from traitlets import Dict
 
 from ..request import GpuRequest
 from .availability import Availability, Offer
-from .choice import Selection
 from .kube.patch import CannotExpressError
 from .spawner import GpuSliceSpawner, GpuSpawnError
 
@@ -88,10 +87,6 @@ class GpuSliceSlurmSpawner(GpuSliceSpawner, SlurmSpawner):  # type: ignore[misc]
         """,
     ).tag(config=True)
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._chosen: Selection | None = None
-
     async def availability(self, requests: Sequence[str]) -> Availability:
         parsed = [GpuRequest.parse(text) for text in requests]
         note = "Slurm's queue decides when the server starts."
@@ -107,7 +102,7 @@ class GpuSliceSlurmSpawner(GpuSliceSpawner, SlurmSpawner):  # type: ignore[misc]
     async def start(self) -> Any:
         # BatchSpawner puts all of the user's options into the script: only checked ones may come
         # so far.
-        self._chosen = chosen = await self.select(self.user_options)
+        self._chosen = chosen = self.within_limits(await self.select(self.user_options))
         try:
             Slurm(**self.slurm).gres(chosen.request)
         except CannotExpressError as error:
@@ -119,6 +114,8 @@ class GpuSliceSlurmSpawner(GpuSliceSpawner, SlurmSpawner):  # type: ignore[misc]
         if self._chosen is not None:
             gres = Slurm(**self.slurm).gres(self._chosen.request)
             found["gres"] = ",".join(filter(None, [found.get("gres", ""), gres]))
+            if self._chosen.ttl is not None:
+                found["runtime"] = time_limit(self._chosen.ttl)
         return found
 
     def get_env(self) -> dict[str, str]:
@@ -133,3 +130,11 @@ class GpuSliceSlurmSpawner(GpuSliceSpawner, SlurmSpawner):  # type: ignore[misc]
     def clear_state(self) -> None:
         super().clear_state()
         self._chosen = None
+
+
+def time_limit(seconds: float) -> str:
+    """A time as ``sbatch --time`` takes it: ``days-hours:minutes:seconds``."""
+    minutes, rest = divmod(max(1, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"{days}-{hours:02}:{minutes:02}:{rest:02}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,12 @@ from jupyterhub.spawner import Spawner, SpawnException
 from traitlets import Dict, Unicode, Union, default
 from traitlets.config import LoggingConfigurable
 
+from ..broker.limits import Standing
 from ..server.link import LinkError
 from . import form
 from .availability import Availability
 from .choice import ChoiceError, Profiles, Selection
+from .policies import not_now, worth
 from .profiles import ProfileError, load_profiles, parse_profiles
 
 _submitted: ContextVar[form.Submitted | None] = ContextVar("submitted", default=None)
@@ -58,6 +61,19 @@ class GpuSliceSpawner(_Base):  # type: ignore[misc]
         `jupyter gpuslice profiles check FILE`; a change is read at the next start of a server.
         """,
     ).tag(config=True)
+
+    _chosen: Selection | None = None
+    """What the server was started for, from the check of its options to its end."""
+
+    def get_args(self) -> list[str]:
+        """With the rule for servers that nobody uses: the server itself knows best.
+
+        A kernel that computes is never culled, and a server ends when it has had no kernel, no
+        terminal and no visitor for as long.
+        """
+        args: list[str] = super().get_args()
+        idle = self._chosen.idle if self._chosen is not None else None
+        return args if idle is None else [*args, *idle_arguments(idle)]
 
     # What the user chose
 
@@ -113,6 +129,8 @@ class GpuSliceSpawner(_Base):  # type: ignore[misc]
         profiles = self.declared()
         offered = profiles.visible(self.user.name, self.groups())
         available = await self.availability(form.asked_about(offered))
+        if available.standing is None:
+            available = replace(available, standing=Standing(self.held_elsewhere()))
         # The hub gives the last options of this server, or none.
         last = self.orm_spawner.user_options if self.orm_spawner else None
         return form.spawn_form(
@@ -137,9 +155,60 @@ class GpuSliceSpawner(_Base):  # type: ignore[misc]
             submitted.refused = True
             raise
 
+    # Limits, where no broker of ours keeps them
+
+    def within_limits(self, chosen: Selection) -> Selection:
+        """A choice that the user's other servers leave room for. :class:`GpuSpawnError`.
+
+        For spawners whose cluster knows nothing of the hub's policies. There a GPU-hour is the
+        cluster's to count.
+        """
+        words, _ = not_now(chosen.request, chosen.terms, Standing(self.held_elsewhere()))
+        if words:
+            hint = "Stop another server of yours first."
+            raise GpuSpawnError(409, "over_quota", f"{words}.", hint)
+        return chosen
+
+    def held_elsewhere(self) -> float:
+        """How many GPUs' worth the user's other servers hold; a part whose size is not known here
+        (an amount of memory) counts as a whole one."""
+        held = 0.0
+        for spawner in self.user.spawners.values():
+            if spawner is self or not isinstance(spawner, GpuSliceSpawner):
+                continue
+            chosen = spawner._chosen
+            if chosen is None and spawner.ready:
+                # It was started by an earlier process of the hub.
+                try:
+                    chosen = self.declared().select(
+                        spawner.user_options, self.user.name, self.groups()
+                    )
+                except ChoiceError:
+                    continue
+            if chosen is not None and chosen.request.kind != "none":
+                held += worth(chosen.request) or chosen.request.count
+        return held
+
     async def availability(self, requests: Sequence[str]) -> Availability:
         """What there is for each request now; never fails."""
         raise NotImplementedError
+
+
+def idle_arguments(seconds: float) -> list[str]:
+    """The settings of a Jupyter server by which it ends after so long without activity.
+
+    Source: https://jupyter-server.readthedocs.io/en/latest/other/full-config.html
+    """
+    whole = max(1, round(seconds))
+    return [
+        f"--ServerApp.shutdown_no_activity_timeout={whole}",
+        f"--MappingKernelManager.cull_idle_timeout={whole}",
+        f"--MappingKernelManager.cull_interval={max(1, min(300, whole // 4))}",
+        "--MappingKernelManager.cull_connected=True",
+        "--MappingKernelManager.cull_busy=False",
+        f"--TerminalManager.cull_inactive_timeout={whole}",
+        f"--TerminalManager.cull_interval={max(1, min(300, whole // 4))}",
+    ]
 
 
 @lru_cache(maxsize=8)

@@ -15,6 +15,7 @@ from typing import Any
 from ..broker.explain import Refused
 from ..broker.lease import Holder, Lease
 from ..broker.ledger import LedgerError, Span
+from ..broker.limits import NO_LIMITS, Limits
 from ..devices.process import Process
 from ..request import GpuRequest, RequestError
 from .runtime import BrokerRuntime
@@ -147,7 +148,12 @@ class LeaseApi:
     def viewer(self, caller: Caller) -> Viewer:
         extra: dict[str, Any] = {"about": self._about} if self._about else {}
         return Viewer(
-            caller.user, caller.admin, entitled=self._entitled(caller), hub=self._hub, **extra
+            caller.user,
+            caller.admin,
+            entitled=self._entitled(caller),
+            hub=self._hub,
+            limits=self.limits_of(caller),
+            **extra,
         )
 
     def pool(self, caller: Caller) -> dict[str, Any]:
@@ -167,8 +173,17 @@ class LeaseApi:
         """``GET leases/{id}``, also of one that has ended."""
         return self._view(self._own(caller, lease_id), caller)
 
-    def create(self, caller: Caller, body: Any) -> tuple[int, dict[str, Any]]:
-        """``POST leases``: status 201 (granted) or 202 (queued), and the lease."""
+    def limits_of(self, caller: Caller) -> Limits:
+        """What the caller's leases may come to together."""
+        return NO_LIMITS
+
+    def create(
+        self, caller: Caller, body: Any, limits: Limits = NO_LIMITS
+    ) -> tuple[int, dict[str, Any]]:
+        """``POST leases``: status 201 (granted) or 202 (queued), and the lease.
+
+        ``limits`` are those of the user who will hold it.
+        """
         runtime = self._running()
         fields = Body(body, "request", "holder", "wait", "ttl", "priority")
         request = fields.request("request")
@@ -180,7 +195,7 @@ class LeaseApi:
             raise ApiError(403, "forbidden", "Only an admin may give a lease priority.")
         holding = self._resolve(caller, kind, holder_id)
         with _translated():
-            lease = self._ask(runtime, holding, request, wait, ttl, priority)
+            lease = self._ask(runtime, holding, request, wait, ttl, priority, limits)
         return (202 if lease.state == "queued" else 201), self._view(lease, caller)
 
     def _ask(
@@ -191,6 +206,7 @@ class LeaseApi:
         wait: bool,
         ttl: float | None,
         priority: int,
+        limits: Limits = NO_LIMITS,
     ) -> Lease:
         broker, holder = runtime.broker, holding.holder
         auto = None
@@ -214,6 +230,7 @@ class LeaseApi:
             ttl=ttl,
             priority=priority,
             instead_of=auto.id if auto and auto.holds else None,
+            limits=limits,
         )
         if auto is not None and (lease.holds or not auto.holds):
             # What was asked for by name takes the place of what came by itself. While it waits,
@@ -279,7 +296,13 @@ class LeaseApi:
                 if same and (instead_of is None or lease.holds):
                     instead_of = lease.id
         with _translated():
-            explanation = runtime.broker.explain(request, workers=workers, instead_of=instead_of)
+            explanation = runtime.broker.explain(
+                request,
+                workers=workers,
+                instead_of=instead_of,
+                user=caller.user,
+                limits=self.limits_of(caller),
+            )
         return explanation.to_dict()
 
     def usage(self, caller: Caller, by: str) -> list[dict[str, Any]]:

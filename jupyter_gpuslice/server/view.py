@@ -8,6 +8,7 @@ from typing import Any
 
 from ..broker.broker import Broker
 from ..broker.lease import Lease
+from ..broker.limits import NO_LIMITS, Limits, Standing
 from .measure import Measurement, Use
 
 
@@ -21,7 +22,8 @@ class Viewer:
 
     ``about`` adds what only the server knows of a lease (its notebook, whether a restart is
     needed); ``entitled`` is what the viewer's profile allows, where that is not the whole pool;
-    ``hub`` is the path of the hub's page of all GPUs, where the pool is a session of its.
+    ``hub`` is the path of the hub's page of all GPUs, where the pool is a session of its;
+    ``limits`` are those of the viewer's leases together.
     """
 
     user: str
@@ -29,6 +31,7 @@ class Viewer:
     about: Callable[[Lease], Mapping[str, Any]] = _nothing
     entitled: Mapping[str, Any] | None = None
     hub: str | None = None
+    limits: Limits = NO_LIMITS
 
     def sees(self, lease: Lease) -> bool:
         return self.admin or lease.holder.user == self.user
@@ -43,6 +46,8 @@ def lease_view(broker: Broker, latest: Measurement, lease: Lease, viewer: Viewer
     body = lease.to_dict()
     body["position"] = broker.position(lease.id) if queued else None
     body["estimate_s"] = broker.estimate(lease.id) if queued else None
+    body["expires"] = broker.ends_at(lease)
+    body["detail"] = broker.held_up(lease) or lease.detail
     body["used"] = used_view(latest.leases.get(lease.id), lease)
     body |= _nothing(lease)
     if viewer.sees(lease):
@@ -99,6 +104,7 @@ def empty_pool_view(viewer: Viewer, note: str) -> dict[str, Any]:
             "entitled": {"memory_mib": 0, "devices": 0, "text": "no GPU"},
             "held": nothing,
             "used": nothing,
+            "limits": None,
         },
         "uses": {},
         "user": viewer.user,
@@ -178,6 +184,18 @@ def _session(
             "percent": sum(slice_.compute_percent for slice_ in slices),
         },
         "used": {"memory_mib": _sum(memory), "percent": _sum(percent)},
+        "limits": limits_view(viewer.limits, broker.standing(viewer.user)),
+    }
+
+
+def limits_view(limits: Limits, standing: Standing) -> dict[str, Any] | None:
+    """What a user may hold at once and use in seven days, and does; ``None`` without limits."""
+    if limits.none:
+        return None
+    return {
+        **limits.to_dict(),
+        "held": round(standing.held, 4),
+        "gpu_hours_used": None if standing.gpu_hours is None else round(standing.gpu_hours, 2),
     }
 
 

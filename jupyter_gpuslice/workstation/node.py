@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..broker.lease import Holder, Lease
+from ..broker.limits import Limits
 from ..hub.choice import ChoiceError, Profiles, Selection
 from ..hub.node import Node
 from ..hub.profiles import parse_profiles
@@ -71,7 +72,15 @@ class Workstation(Node):
         )
         holding = Holding(holder, (process,))
         try:
-            return self._ask(self._node, holding, chosen.request, True, chosen.profile.ttl, 0)
+            return self._ask(
+                self._node,
+                holding,
+                chosen.request,
+                True,
+                chosen.ttl,
+                chosen.terms.priority,
+                chosen.terms.limits,
+            )
         except Exception as error:
             raise ApiError.of(error) from error
 
@@ -89,6 +98,12 @@ class Workstation(Node):
             return self.profiles.select(options, caller.user, caller.groups)
         except ChoiceError as error:
             raise ApiError(error.status, error.reason, error.message, error.hint) from error
+
+    def limits_of(self, caller: Caller) -> Limits:
+        """As the machine's own policies say; of a hub's users as the hub said."""
+        if isinstance(caller, Peer):
+            return self.profiles.terms(caller.user, caller.groups).limits
+        return super().limits_of(caller)
 
     def grant(self, caller: Caller, lease_id: str) -> dict[str, Any]:
         """``GET leases/{id}/grant``, for the session itself as well."""

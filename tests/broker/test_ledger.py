@@ -239,7 +239,7 @@ def test_an_older_ledger_is_brought_up_to_date(tmp_path):
     lease = broker.request(GpuRequest.parse("0.5"), kernel())
     made.close()
     db = sqlite3.connect(file)
-    db.executescript("DROP TABLE cordon; PRAGMA user_version = 1;")
+    db.executescript("DROP TABLE cordon; DROP INDEX span_user; PRAGMA user_version = 1;")
     db.close()
     ledger = Ledger.open(file)
     assert [found.id for found in ledger.live()] == [lease.id]

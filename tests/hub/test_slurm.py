@@ -60,7 +60,7 @@ PROFILES = {
 def spawner(options: dict[str, Any], **settings: Any) -> Any:
     config = Config({"GpuSliceSpawner": {"profiles": PROFILES}})
     config.GpuSliceSlurmSpawner.update(settings)
-    user = SimpleNamespace(name="ana", groups=[], id=1, url="/user/ana/")
+    user = SimpleNamespace(name="ana", groups=[], id=1, url="/user/ana/", spawners={})
     made = GpuSliceSlurmSpawner(config=config, user=user, user_options=options)
     made.req_homedir = "/home/ana"
     made.req_keepvars = "PATH"

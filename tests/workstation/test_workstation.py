@@ -286,6 +286,8 @@ def test_profiles_bind_who_asks_at_the_socket(make: Any, tmp_path: Path) -> None
         "profiles:\n"
         "  - {slug: all, display_name: For all, request: 0.25}\n"
         f"  - {{slug: one, display_name: For one, request: 1, users: [{make.ana.name}]}}\n"
+        "policies:\n"
+        f"  - {{users: [{make.ben.name}], concurrent: 0.25}}\n"
     )
     broker = make.broker(f"--profiles={file}")
     ben = make.lab(make.ben, broker).opened()
@@ -293,6 +295,11 @@ def test_profiles_bind_who_asks_at_the_socket(make: Any, tmp_path: Path) -> None
     assert broker.as_account(make.ben, "POST", "leases", {"request": "1"}) == {
         "refused": "not_offered"
     }
+    second = broker.as_account(make.ben, "POST", "leases", {})
+    assert second["state"] == "queued"
+    assert "You hold 0.25 GPUs already" in second["detail"]
+    told = broker.as_account(make.ben, "GET", "pool")["session"]["limits"]
+    assert (told["concurrent"], told["held"]) == (0.25, 0.25)
     ben.stop()
     ana = make.lab(make.ana, broker, "--GpuSlice.session_request=1").opened()
     assert ana.pool()["devices"][0]["compute_percent"] == 100

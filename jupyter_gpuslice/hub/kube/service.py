@@ -325,7 +325,9 @@ class ClusterNode:
             return Explanation(False, "cannot_express", error.message, error.hint, True, nearest)
         return fit(request, patch, view.facts, self._settings.grows).explanation()
 
-    def availability(self, caller: Caller, requests: Iterable[str]) -> dict[str, Any]:
+    def availability(
+        self, caller: Caller, requests: Iterable[str], user: str = ""
+    ) -> dict[str, Any]:
         """``GET availability``, for the hub alone; the spawner looks for itself."""
         _hub_only(caller)
         view = self._seen()

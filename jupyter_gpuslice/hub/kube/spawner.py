@@ -15,7 +15,6 @@ from traitlets.config import Config
 
 from ...request import GpuRequest
 from ..availability import Availability, Offer
-from ..choice import Selection
 from ..spawner import GpuSliceSpawner, GpuSpawnError
 from .beside import Beside, Name
 from .detect import speak
@@ -87,7 +86,7 @@ class GpuSliceKubeSpawner(GpuSliceSpawner, KubeSpawner):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._chosen: Selection | None = None
+
         self._patch = PodPatch()
         self._standing: list[Name] = []
 
@@ -154,7 +153,7 @@ class GpuSliceKubeSpawner(GpuSliceSpawner, KubeSpawner):  # type: ignore[misc]
     async def load_user_options(self) -> None:
         """KubeSpawner's first step: here what was chosen becomes a patch of the pod."""
         self._patch = PodPatch()
-        self._chosen = chosen = await self.select(self.user_options)
+        self._chosen = chosen = self.within_limits(await self.select(self.user_options))
         view = await self.view()
         if chosen.request.kind == "none":
             self._patch = DIALECTS["nvidia"].of({}).patch(chosen.request, self._context(view))
@@ -197,6 +196,9 @@ class GpuSliceKubeSpawner(GpuSliceSpawner, KubeSpawner):  # type: ignore[misc]
 
     async def get_pod_manifest(self) -> Any:
         pod = await super().get_pod_manifest()
+        if self._chosen is not None and self._chosen.ttl is not None:
+            # Kubernetes ends the pod then, see the API's PodSpec.
+            pod.spec.active_deadline_seconds = max(1, round(self._chosen.ttl))
         try:
             apply(pod, self._patch, self.gpu_container)
         except ConflictError as error:
