@@ -112,7 +112,10 @@ def look(podman: Podman, hub: Hub, user: str) -> dict[str, Any]:
     return found
 
 
-def test_two_users_share_a_device_and_each_sees_its_slice(podman: Podman, hub: Hub) -> None:
+def test_odh_manifests_254_two_users_share_a_device_and_each_sees_its_slice(
+    podman: Podman, hub: Hub
+) -> None:
+    """Also jupyter/help#235, determined#1721, netapp-dataops#19."""
     hub.run("ana", {"profile": "slice", "request": "0.5"})
     hub.run("ben", {"profile": "slice", "request": "0.5"})
     ana, ben = hub.lease_of("ana"), hub.lease_of("ben")
@@ -134,7 +137,8 @@ def test_two_users_share_a_device_and_each_sees_its_slice(podman: Podman, hub: H
     eventually(lambda: not hub.leases(), "an empty pool")
 
 
-def test_a_container_without_a_gpu_sees_none(podman: Podman, hub: Hub) -> None:
+def test_z2jh_3000_a_container_without_a_gpu_sees_none(podman: Podman, hub: Hub) -> None:
+    """Also gpu-operator#1502, HAMi-core#119."""
     hub.run("eve", {"profile": "cpu"})
     seen = look(podman, hub, "eve")
     assert seen["uuids"] == [] and seen["cuda"] == ""

@@ -13,6 +13,7 @@ import pytest
 from kubernetes_asyncio.client import ApiException, CoreV1Api, CustomObjectsApi
 from kubernetes_asyncio.watch import Watch
 
+from jupyter_gpuslice.hub.kube.mirror import Mirror
 from tests.fakes.kubernetes import Cluster
 
 from .conftest import REAL, api_of
@@ -140,6 +141,55 @@ def test_selectors_versions_and_watches(kubeconfig: Path) -> None:
                 if len(seen) == 2:
                     break
         assert seen == [("MODIFIED", "one"), ("DELETED", "two")]
+
+    run(kubeconfig, scenario)
+
+
+def test_a_mirror_follows_what_happens(kubeconfig: Path) -> None:
+    """What the hub's view of a cluster stands on."""
+
+    async def scenario(core: CoreV1Api, namespace: str) -> None:
+        changes: list[int] = []
+        mirror = Mirror(
+            core.list_namespaced_config_map,
+            keep=lambda item: item["metadata"]["name"].startswith("mine"),
+            changed=lambda: changes.append(1),
+            namespace=namespace,
+        )
+        await core.create_namespaced_config_map(namespace, {"metadata": {"name": "mine-before"}})
+        await mirror.start()
+        try:
+            assert set(mirror.objects) == {(namespace, "mine-before")}
+            await core.create_namespaced_config_map(namespace, {"metadata": {"name": "mine"}})
+            await core.create_namespaced_config_map(namespace, {"metadata": {"name": "other"}})
+            await core.patch_namespaced_config_map("mine", namespace, {"data": {"a": "1"}})
+
+            async def patched() -> Any:
+                return mirror.objects.get((namespace, "mine"), {}).get("data") == {"a": "1"}
+
+            await until(patched, "the change")
+            assert len(mirror.objects) == 2
+            await core.delete_namespaced_config_map("mine-before", namespace)
+
+            async def gone() -> Any:
+                return set(mirror.objects) == {(namespace, "mine")}
+
+            await until(gone, "the end")
+            assert len(changes) >= 4
+            assert not mirror.behind
+        finally:
+            await mirror.stop()
+
+    run(kubeconfig, scenario)
+
+
+def test_nodes_say_whether_they_are_ready_and_what_they_have(kubeconfig: Path) -> None:
+    async def scenario(core: CoreV1Api, namespace: str) -> None:
+        nodes = (await core.list_node()).items
+        assert nodes
+        for node in nodes:
+            assert any(condition.type == "Ready" for condition in node.status.conditions)
+            assert int(node.status.allocatable["pods"]) > 0
 
     run(kubeconfig, scenario)
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, ClassVar
 
+from aiohttp import ClientError
 from kubernetes_asyncio.client import ApiException
 from kubespawner import KubeSpawner
 from kubespawner.clients import shared_client
@@ -224,6 +225,13 @@ class GpuSliceKubeSpawner(GpuSliceSpawner, KubeSpawner):  # type: ignore[misc]
             return starting.result()
         except ApiException as error:
             raise self._refused(error) from error
+        except ClientError as error:
+            raise GpuSpawnError(
+                503,
+                "cluster",
+                "The cluster's API does not answer.",
+                "Start the server again in a moment.",
+            ) from error
         finally:
             for task in (starting, watching):
                 task.cancel()
@@ -257,11 +265,20 @@ class GpuSliceKubeSpawner(GpuSliceSpawner, KubeSpawner):  # type: ignore[misc]
 
     # An API server that is busy or starting is asked again
 
-    async def _make_create_pod_request(self, pod: Any, request_timeout: float) -> bool:
-        return await _unless_busy(super()._make_create_pod_request(pod, request_timeout))
+    async def _make_create_pod_request(self, *args: Any) -> bool:
+        return await _unless_away(super()._make_create_pod_request(*args))
+
+    async def _make_create_pvc_request(self, *args: Any) -> bool:
+        return await _unless_away(super()._make_create_pvc_request(*args))
+
+    async def _make_create_resource_request(self, *args: Any) -> bool:
+        return await _unless_away(super()._make_create_resource_request(*args))
+
+    async def _ensure_not_exists(self, *args: Any) -> bool:
+        return await _unless_away(super()._ensure_not_exists(*args))
 
     async def _make_delete_pod_request(self, *args: Any) -> bool:
-        return await _unless_busy(super()._make_delete_pod_request(*args))
+        return await _unless_away(super()._make_delete_pod_request(*args))
 
     def get_env(self) -> dict[str, str]:
         env: dict[str, str] = super().get_env()
@@ -370,14 +387,16 @@ class GpuSliceKubeSpawner(GpuSliceSpawner, KubeSpawner):  # type: ignore[misc]
         return f"Waiting in the queue {queue}."
 
 
-async def _unless_busy(request: Awaitable[bool]) -> bool:
-    """A request's result; false, for another try, where the API has no time for it now."""
+async def _unless_away(request: Awaitable[bool]) -> bool:
+    """A request's result; false, for another try, where the API is away or has no time now."""
     try:
         return await request
     except ApiException as error:
         if busy(error):
             return False
         raise
+    except ClientError:
+        return False
 
 
 def error_message(error: ApiException) -> str:

@@ -61,13 +61,11 @@ class ClusterView:
         while True:
             try:
                 return await self._look()
-            except ApiException as error:
+            except UNANSWERED as error:
                 await self.stop()
-                if not busy(error) or time.monotonic() > deadline:
+                again = not isinstance(error, ApiException) or busy(error)
+                if not again or time.monotonic() > deadline:
                     raise
-            except UNANSWERED:
-                await self.stop()
-                raise
             await asyncio.sleep(1)
 
     async def _look(self) -> None:

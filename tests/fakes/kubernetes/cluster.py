@@ -174,7 +174,7 @@ class Cluster:
     # What goes wrong
 
     def fail(self, code: int, *, seconds: float = 0.0, requests: int = 0) -> None:
-        """Answer everything with this code, for so long or so often."""
+        """Answer everything with this code (or `HANG_UP`), for so long or so often."""
 
         def begin() -> None:
             self.faults.code, self.faults.requests = code, requests

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 import subprocess
 from typing import Any
@@ -25,6 +26,8 @@ class Kubelet:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._begun: dict[str, float] = {}
         self._count = 1
+        # Another cluster's pods may run on this machine at the same time.
+        self._network = f"127.{secrets.randbelow(253) + 1}.{secrets.randbelow(250)}"
 
     def sync(self) -> None:
         """One round."""
@@ -46,7 +49,7 @@ class Kubelet:
         if loop.time() - self._begun.setdefault(uid, loop.time()) < self.delay:
             return
         self._count += 1
-        address = f"127.0.{self._count // 250}.{self._count % 250 + 2}"
+        address = f"{self._network}.{self._count % 250 + 2}"
         if self._execute:
             self._start(pod, address)
 

@@ -17,6 +17,8 @@ from .selectors import matches_fields, matches_labels
 from .store import Object, Store, now
 
 DEFAULT_TIMEOUT = 60
+HANG_UP = 1
+"""In place of an answer's code: the connection is cut."""
 PENDING = "localqueues/pendingworkloads"
 
 
@@ -30,10 +32,13 @@ class Faults:
     slow: float = 0.0
     drops: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def bites(self) -> bool:
+        return bool(self.code) and (time.monotonic() <= self.until or self.requests > 0)
+
     async def hit(self) -> web.Response | None:
         if self.slow:
             await asyncio.sleep(self.slow)
-        if not self.code or (time.monotonic() > self.until and self.requests <= 0):
+        if not self.bites():
             return None
         self.requests -= 1
         words = {429: ("TooManyRequests", "too many requests")}.get(
@@ -102,6 +107,10 @@ class Api:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        if self.faults.code == HANG_UP and self.faults.bites():
+            assert request.transport is not None
+            request.transport.abort()
+            raise web.HTTPServiceUnavailable
         failed = await self.faults.hit()
         if failed is not None:
             return failed

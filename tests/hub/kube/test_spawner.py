@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.kubernetes.server import HANG_UP
 from tests.hub.conftest import make_hub
 from tests.hub.hubs import Hub, eventually
 
@@ -160,7 +161,7 @@ def test_a_node_that_is_gone_takes_its_servers_and_no_others(setting: Setting) -
         assert hub.model("ben")["ready"]
 
 
-@pytest.mark.parametrize(("code", "late"), [(429, False), (500, True)])
+@pytest.mark.parametrize(("code", "late"), [(429, False), (500, True), (HANG_UP, False)])
 def test_an_api_that_is_busy_for_a_while_costs_patience_and_nothing_else(
     setting: Setting, code: int, late: bool
 ) -> None:
@@ -274,7 +275,9 @@ class TestClaims:
     def dra(
         cls, make_hub: Callable[..., Hub], tmp_path_factory: pytest.TempPathFactory
     ) -> Iterator[Setting]:
-        made = Setting(make_hub, tmp_path_factory.mktemp("dra"), "dra", shares=True)
+        # With a home volume for each user, as most clusters have it.
+        more = "c.KubeSpawner.storage_pvc_ensure = True\nc.KubeSpawner.storage_capacity = '1Gi'"
+        made = Setting(make_hub, tmp_path_factory.mktemp("dra"), "dra", more, shares=True)
         made.cluster.gpu_devices("n1", 1, "80Gi", shared=True)
         yield made
         made.cluster.stop()
@@ -320,7 +323,7 @@ class TestClaims:
         eventually(lambda: not cluster.all("resourceclaimtemplates"), "nothing left beside")
         assert not cluster.all("resourceclaims")
 
-    @pytest.mark.parametrize(("code", "late"), [(500, False), (429, True)])
+    @pytest.mark.parametrize(("code", "late"), [(500, False), (HANG_UP, True)])
     def test_a_busy_api_leaves_no_claim_and_loses_none(
         self, dra: Setting, code: int, late: bool
     ) -> None:
