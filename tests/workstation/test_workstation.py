@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,8 @@ print(json.dumps(answer))
 class Broker:
     """``jupyter gpuslice broker``, as root."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, prefix: Sequence[str] = ()) -> None:
+        self.prefix = prefix
         self.folder = folder
         self.socket = folder / "run" / "broker.sock"
         self.ledger = folder / "ledger.sqlite"
@@ -65,10 +66,13 @@ class Broker:
         return [sys.executable, "-m", "jupyter_gpuslice.cli", *arguments]
 
     def start(self) -> None:
-        where = (f"--socket={self.socket}", f"--ledger={self.ledger}")
+        where = (f"--socket={self.socket}", f"--ledger={self.ledger}", "--simulate=a100-80gb:1")
         with (self.folder / "broker.log").open("ab") as log:
             self.process = subprocess.Popen(
-                self.command("broker", *where, "--simulate=a100-80gb:1", *self.options),
+                [
+                    *self.prefix,
+                    *self.command("broker", *where, *self.options),
+                ],
                 stdout=log,
                 stderr=log,
             )
