@@ -48,6 +48,7 @@ class Session:
     detail: str
     resources: tuple[tuple[str, int], ...] = ()
     """What the pod counts against its node: extended resources, and how many."""
+    expires: float | None = None
 
     @property
     def live(self) -> bool:
@@ -69,7 +70,7 @@ class Session:
             "isolation": self.isolation,
             "created": self.created,
             "granted": self.granted_at,
-            "expires": None,
+            "expires": self.expires,
             "priority": self.priority,
             "detail": self.detail,
             "position": position,
@@ -104,6 +105,7 @@ def session_of(pod: Mapping[str, Any], facts: Facts) -> Session | None:
         int(spec.get("priority") or 0),
         detail,
         counted(pod),
+        _expires(spec, status),
     )
 
 
@@ -134,6 +136,8 @@ def _failed(status: Mapping[str, Any]) -> tuple[str, str]:
     reason = str(status.get("reason") or "")
     if re.search("Node(Lost|Shutdown)|Terminated", reason):
         return "lost", "Its node is gone."
+    if reason == "DeadlineExceeded":
+        return "expired", "Its time is over."
     if re.search("Evicted|Preempt", reason):
         return "revoked", "The cluster took its place back."
     return "released", "The server has failed."
@@ -183,6 +187,12 @@ def _placed(status: Mapping[str, Any]) -> float | None:
             if when is not None:
                 return when
     return _time(status.get("startTime"))
+
+
+def _expires(spec: Mapping[str, Any], status: Mapping[str, Any]) -> float | None:
+    """When the kubelet ends a pod that has a lifetime."""
+    began, seconds = _time(status.get("startTime")), spec.get("activeDeadlineSeconds")
+    return began + float(seconds) if began is not None and seconds is not None else None
 
 
 def _time(text: Any) -> float | None:

@@ -552,7 +552,13 @@ def test_a_pod_s_phase_is_a_lease_s_state(changes: Any, state: str, words: str) 
 
 @pytest.mark.parametrize(
     ("reason", "state"),
-    [("Evicted", "revoked"), ("Preempting", "revoked"), ("NodeLost", "lost"), ("", "released")],
+    [
+        ("DeadlineExceeded", "expired"),
+        ("Evicted", "revoked"),
+        ("Preempting", "revoked"),
+        ("NodeLost", "lost"),
+        ("", "released"),
+    ],
 )
 def test_how_a_pod_ended(reason: str, state: str) -> None:
     body = server(phase="Failed")
@@ -560,6 +566,15 @@ def test_how_a_pod_ended(reason: str, state: str) -> None:
     session = session_of(body, Facts())
     assert session is not None
     assert session.state == state
+
+
+def test_a_lifetime_is_told_from_when_the_pod_began() -> None:
+    body = server(activeDeadlineSeconds=3600)
+    assert session_of(body, Facts()).to_dict()["expires"] is None  # type: ignore[union-attr]
+    body["status"]["startTime"] = "2026-01-02T03:04:05Z"
+    session = session_of(body, Facts())
+    assert session is not None
+    assert session.to_dict()["expires"] == 1767323045 + 3600
 
 
 def test_a_pod_that_waits_says_why_in_words() -> None:
