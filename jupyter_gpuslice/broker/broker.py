@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,7 +29,7 @@ from .explain import (
     wait_text,
     would_fit,
 )
-from .lease import Holder, Lease
+from .lease import Holder, Lease, Slice
 from .ledger import Change, Ledger, LedgerError
 from .limits import NO_LIMITS, Limits, Standing
 from .placement import Nearness, place
@@ -70,6 +70,7 @@ class Broker:
         self._lost: dict[str, str] = {}
         self._cordoned = ledger.cordoned()
         self._listeners: list[Listener] = []
+        self._turns_found: dict[str, tuple[int, float | None]] | None = None
         self._news: deque[Lease] = deque()
         self._accounts = Accounts(self._pool, ledger, clock, self.policy)
         self._telling = False
@@ -115,8 +116,8 @@ class Broker:
 
     def position(self, lease_id: str) -> int | None:
         """The place in the queue, from 1; ``None`` for a lease that does not wait."""
-        ids = [lease.id for lease in self.queue()]
-        return ids.index(lease_id) + 1 if lease_id in ids else None
+        turn = self._turns().get(lease_id)
+        return turn[0] if turn is not None else None
 
     def free(self) -> dict[str, Free]:
         """What nobody holds of each device; nothing of one that failed or is oversubscribed.
@@ -132,7 +133,23 @@ class Broker:
 
     def estimate(self, lease_id: str) -> float | None:
         """Seconds until a waiting lease is granted, as far as leases have an end; else ``None``."""
-        return self._draft().wait_of(lease_id)
+        turn = self._turns().get(lease_id)
+        if turn is None or turn[1] is None:
+            return None
+        return max(0.0, turn[1] - self._clock())
+
+    def _turns(self) -> Mapping[str, tuple[int, float | None]]:
+        """Of each waiting lease its place, from 1, and when it is granted (clock time).
+
+        Found out once for each change: everybody who looks asks for every waiting lease.
+        """
+        if self._turns_found is None:
+            queue = self.queue()
+            turns = self._draft().turns() if queue else {}
+            self._turns_found = {
+                lease.id: (n, turns.get(lease.id)) for n, lease in enumerate(queue, 1)
+            }
+        return self._turns_found
 
     def standing(self, user: str) -> Standing:
         """What a user holds, and has used of the last seven days."""
@@ -177,6 +194,12 @@ class Broker:
         if request.kind == "none":
             return Explanation(True, "fits", "No GPU is asked for.")
         draft = self._draft()
+        held = draft.leases.get(instead_of or "")
+        if held is not None and held.holds and held.workers == workers:
+            if held.request == request:
+                return Explanation(True, "fits", f"{request} is held already.")
+            if self._placed_again(held, request) is not None:
+                return Explanation(True, "fits", f"{request} fits now in place of {held.request}.")
         if instead_of is not None and instead_of in draft.leases:
             draft.end(draft.leases[instead_of], "released")
         why = never(request, workers, self.pool, self.policy)
@@ -208,7 +231,8 @@ class Broker:
             why = not_now(probe.request, probe.workers, self.pool, room, self.policy)
         ahead = [lease for lease in draft.leases.values() if lease.id != probe.id]
         options, text = self._options(probe.request, probe.workers, ahead)
-        estimate = draft.wait_of(probe.id)
+        when = draft.turns().get(probe.id)
+        estimate = None if when is None else max(0.0, when - self._clock())
         text = f"{text} It would wait at position {position}, {wait_text(estimate)}."
         return Explanation(False, why.reason, why.message, text, False, options, position, estimate)
 
@@ -337,24 +361,35 @@ class Broker:
             lease = draft.leases[lease_id]
         return lease
 
-    def _moved(self, lease: Lease, request: GpuRequest) -> tuple[Any, ...]:
+    def _moved(self, lease: Lease, request: GpuRequest) -> tuple[Slice, ...]:
+        slices = self._placed_again(lease, request)
+        if slices is not None:
+            return slices
+        if self._placed(lease, request) is None:
+            raise Refused.of(self.explain(request, workers=lease.workers, instead_of=lease.id))
+        raise Refused(
+            "queue",
+            "Others wait for this GPU already, so no lease on it may grow.",
+            "Ask again when the queue is empty, or release this lease and queue anew.",
+        )
+
+    def _placed(self, lease: Lease, request: GpuRequest) -> tuple[Slice, ...] | None:
+        """Where another request would lie in place of a lease's, on its own devices if it can."""
         room = self._room(other for other in self._leases.values() if other.id != lease.id)
         own = {slice_.device for slice_ in lease.slices}
-        slices = place(
+        return place(
             request, lease.workers, self.pool, room, self.policy, self._nearness, prefer=own
         )
-        if slices is None:
-            raise Refused.of(self.explain(request, workers=lease.workers, instead_of=lease.id))
+
+    def _placed_again(self, lease: Lease, request: GpuRequest) -> tuple[Slice, ...] | None:
+        """The same; ``None`` also where it would grow on a device that others wait for."""
+        slices = self._placed(lease, request)
         before = {s.device: Free(s.memory_mib, s.compute_percent) for s in lease.slices}
         awaited = serve(self._leases.values(), self.pool, self.policy, None, self._closed).awaited
-        for slice_ in slices:
+        for slice_ in slices or ():
             grows = not before.get(slice_.device, Free(0, 0)).holds(slice_)
             if grows and slice_.device in awaited:
-                raise Refused(
-                    "queue",
-                    "Others wait for this GPU already, so no lease on it may grow.",
-                    "Ask again when the queue is empty, or release this lease and queue anew.",
-                )
+                return None
         return slices
 
     def park(self, lease_id: str) -> Lease:
@@ -427,6 +462,7 @@ class Broker:
         if uuid not in self._pool or uuid in self._lost:
             return []
         self._lost[uuid] = why
+        self._turns_found = None
         try:
             with self._change() as draft:
                 ended = [
@@ -446,6 +482,7 @@ class Broker:
         why = self._lost.pop(uuid, None)
         if why is None:
             return
+        self._turns_found = None
         try:
             with self._change() as draft:
                 draft.serve()
@@ -470,6 +507,7 @@ class Broker:
     def _set_cordoned(self, cordoned: dict[str, str]) -> None:
         self._ledger.set_cordoned(cordoned)
         self._cordoned = cordoned
+        self._turns_found = None
         with self._change() as draft:
             draft.serve()
 
@@ -590,6 +628,7 @@ class Broker:
         self._ledger.save(changes, draft.now)
         self._accounts.changed(change.lease.holder.user for change in changes)
         self._leases = {id_: lease for id_, lease in draft.leases.items() if lease.live}
+        self._turns_found = None
         after = {lease.id: n for n, lease in enumerate(self.queue())}
         moved = [id_ for id_, n in after.items() if id_ not in draft.touched and before[id_] != n]
         self._news.extend(change.lease for change in changes)

@@ -12,6 +12,9 @@ from .policy import Policy
 from .pool import PoolDevice
 from .queue import serve
 
+MOST_PLAYED = 500
+"""Ends of leases that are played forward: what lies behind them is too far away to be told."""
+
 BEHIND_EVERYBODY = -1
 """Priority of a lease that gave way: what nobody else asked for comes back to it."""
 
@@ -104,23 +107,26 @@ class Draft:
             )
         return granted
 
-    def wait_of(self, lease_id: str) -> float | None:
-        """Seconds until a waiting lease is granted: the ends that are known, played forward.
+    def turns(self) -> dict[str, float]:
+        """When each waiting lease is granted (clock time): the ends that are known, played forward.
 
-        The draft is of no use afterwards.
+        Of those that are not in it that is unknown. The draft is of no use afterwards.
         """
         start = self.now
+        waiting = sum(lease.state == "queued" for lease in self.leases.values())
+        turns: dict[str, float] = {}
         ends = [
             (x.expires, x.id) for x in self.leases.values() if x.holds and x.expires is not None
         ]
         heapq.heapify(ends)
-        while ends:
+        played = 0
+        while ends and len(turns) < waiting and played < MOST_PLAYED:
+            played += 1
             when, id_ = heapq.heappop(ends)
             self.now = max(start, when)
             self.end(self.leases[id_], "expired")
             for granted in self.serve():
-                if granted.id == lease_id:
-                    return self.now - start
+                turns.setdefault(granted.id, self.now)
                 if granted.expires is not None:
                     heapq.heappush(ends, (granted.expires, granted.id))
-        return None
+        return turns

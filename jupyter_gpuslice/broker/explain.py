@@ -203,7 +203,7 @@ def would_fit(
         mig = GpuRequest("mig", profile=profile.lower(), model=model)
         if fits(mig):
             found.append(str(mig))
-    return tuple(found) or ("0",)
+    return tuple(found)
 
 
 def _each(rooms: Sequence[int], workers: int) -> int:
@@ -230,7 +230,7 @@ def fewer(
 
 def hint(options: Sequence[str], workers: int = 1, some: int = 0) -> str:
     """What would fit, as a sentence; ``some``: that many workers of what was asked for would."""
-    found = [] if list(options) == ["0"] else [" or ".join(options)]
+    found = [" or ".join(options)] if options else []
     if found and workers > 1:
         found = [f"{workers} workers of {found[0]}"]
     if some and workers > 1:

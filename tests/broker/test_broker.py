@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jupyter_gpuslice.broker import Broker, Holder, Ledger, Policy, PoolDevice, Refused
+from jupyter_gpuslice.broker.draft import Draft
 from jupyter_gpuslice.broker.explain import _each
 from jupyter_gpuslice.devices.process import Process
 from jupyter_gpuslice.request import GpuRequest
@@ -503,3 +504,67 @@ def test_each_worker_s_memory_is_the_most_there_can_be(rooms: list[int], workers
     size = _each(rooms, workers)
     assert size == 0 or holds(size)
     assert not holds(size + (1024 if size >= 1024 else 1))
+
+
+def test_all_waits_are_found_out_once_until_something_changes(make, clock, monkeypatch):
+    """Everybody who looks at the pool asks for the place and the wait of every waiting lease."""
+    broker = make(gpu(0))
+    held = broker.request(ask("1"), kernel(0), ttl=600)
+    waiting = [broker.request(ask("1"), kernel(n), ttl=60) for n in range(1, 201)]
+    replays = []
+    turns = Draft.turns
+    monkeypatch.setattr(Draft, "turns", lambda self: replays.append(1) or turns(self))
+    for _ in range(2):
+        places = [(broker.position(x.id), broker.estimate(x.id)) for x in waiting]
+        assert places[0] == (1, 600) and places[-1] == (200, 600 + 199 * 60)
+    assert len(replays) == 1
+    # Time passes, and nothing has to be found out anew for that.
+    clock.sleep(100)
+    assert (broker.estimate(waiting[0].id), broker.position(held.id)) == (500, None)
+    assert len(replays) == 1
+    broker.release(waiting[0].id)
+    assert broker.position(waiting[1].id) == 1
+    assert broker.estimate(waiting[1].id) == 500
+    assert len(replays) == 2
+
+
+def test_a_cordon_and_a_lost_device_change_the_waits(make, clock):
+    broker = make(gpu(0))
+    broker.request(ask("1"), kernel(0), ttl=600)
+    waiting = broker.request(ask("1"), kernel(1))
+    assert broker.estimate(waiting.id) == 600
+    broker.cordon("GPU-0")
+    assert broker.estimate(waiting.id) is None
+    broker.uncordon("GPU-0")
+    assert broker.estimate(waiting.id) == 600
+
+
+@pytest.mark.parametrize(
+    ("text", "fits", "words"),
+    [
+        ("0.5", True, "0.5 is held already."),
+        ("0.25", True, "0.25 fits now in place of 0.5."),
+        ("0.75", False, ""),
+    ],
+)
+def test_what_is_held_already_does_not_wait_behind_others(make, text, fits, words):
+    broker = make(gpu(0))
+    mine = broker.request(ask("0.5"), kernel(1))
+    broker.request(ask("1"), kernel(2))
+    answer = broker.explain(ask(text), instead_of=mine.id)
+    assert (answer.fits, words in answer.message) == (fits, True), answer
+    assert "0" not in answer.would_fit
+    # What it says is what happens.
+    if fits and text != "0.5":
+        assert str(broker.resize(mine.id, ask(text)).request) == text
+    elif not fits:
+        with pytest.raises(Refused):
+            broker.resize(mine.id, ask(text))
+
+
+def test_nothing_is_no_offer(make):
+    broker = make(gpu(0))
+    broker.request(ask("1"), kernel(1))
+    answer = broker.explain(ask("0.5"))
+    assert (answer.would_fit, answer.to_dict()["would_fit"]) == ((), [])
+    assert "Nothing would fit now." in answer.hint
