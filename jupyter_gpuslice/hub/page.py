@@ -8,8 +8,10 @@ from html import escape
 from typing import Any
 
 from ..broker.explain import amount
+from ..broker.limits import Standing
 from .form import device_name, duration
 from .frame import Frame
+from .policies import Terms, standing_words
 
 REFRESH_SECONDS = 3
 
@@ -44,9 +46,19 @@ def index_page(
     main = f"""<h1>{title}</h1>
 <p class="text-body-secondary">{escape(_isolation(pool))}</p>
 <h2>Devices</h2>{_devices(pool)}{about if pool["devices"] else ""}
-<h2>{whose}</h2>{_leases(held, pool["admin"])}
+<h2>{whose}</h2>{_standing(pool)}{_leases(held, pool["admin"])}
 <h2>Queue</h2>{_queue(pool)}"""
     return frame.page(title, main, renewing(token))
+
+
+def _standing(pool: Mapping[str, Any]) -> str:
+    """What the viewer holds and has used of what the policies let them."""
+    told = pool["session"].get("limits")
+    if not told:
+        return ""
+    terms = Terms(told["concurrent"], told["gpu_hours"])
+    words = standing_words(terms, Standing(told["held"], told["gpu_hours_used"]))
+    return f"<p>{escape(words)}</p>"
 
 
 def renewing(token: str) -> str:

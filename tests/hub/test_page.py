@@ -42,6 +42,7 @@ POOL = {
     ],
     "note": "",
     "admin": True,
+    "session": {"limits": None},
 }
 LEASE = {
     "state": "active",
@@ -123,3 +124,21 @@ def test_a_hub_of_another_host_may_give_its_look() -> None:
     for host in ("", "https://hub.example"):
         assert content_policy(host).startswith("default-src 'none';")
         assert "connect-src 'self';" in content_policy(host)
+
+
+def test_what_the_viewer_may_hold_and_does_is_told() -> None:
+    assert "You hold" not in index_page(POOL, [], FRAME, "")
+    limits = {"concurrent": 2, "gpu_hours": 40, "held": 0.5, "gpu_hours_used": 12.34}
+    text = index_page({**POOL, "session": {"limits": limits}}, [], FRAME, "")
+    assert (
+        "You hold 0.5 of 2 GPUs at once and have used 12.3 of 40 GPU-hours of the last 7 days."
+    ) in text
+
+
+@pytest.mark.parametrize(
+    ("why", "words"),
+    [(None, ">ok<"), ("", ">ok; out of service<"), ("<fan>", ">ok; out of service: &lt;fan&gt;<")],
+)
+def test_a_device_out_of_service_says_why(why: str | None, words: str) -> None:
+    device = {**POOL["devices"][0], "cordoned": why}
+    assert words in index_page({**POOL, "devices": [device]}, [], FRAME, "")
