@@ -132,6 +132,11 @@ class Node(LeaseApi):
     def broker(self) -> Broker:
         return self._node.broker
 
+    @property
+    def note(self) -> str:
+        """Why there are no devices, for people; or ``""``."""
+        return self._node.note
+
     @classmethod
     def of(
         cls,
@@ -322,7 +327,12 @@ class Node(LeaseApi):
         time.
         """
         if not caller.admin or isinstance(caller, Hub):
-            raise ApiError(403, "forbidden", "Only an admin may take GPUs out of service.")
+            raise ApiError(
+                403,
+                "forbidden",
+                "Only an admin may take GPUs out of service.",
+                "Run the command as root, or as the account that the broker runs as.",
+            )
         fields = Body(body, "devices", "cordoned", "why", "within")
         there = [member.device.uuid for member in self.broker.pool]
         devices = fields.texts("devices") if "devices" in fields else there

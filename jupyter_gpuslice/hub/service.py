@@ -28,6 +28,7 @@ from tornado.web import Application
 from ..broker.ledger import Ledger, LedgerError
 from ..devices import open_devices
 from ..devices.process import Process
+from ..server.address import broker_socket
 from ..server.watch import ProcessWatch
 from ..workstation.peer import PeerDoor, listen
 from .door import hub_routes
@@ -96,6 +97,7 @@ async def serve(settings: Settings, environ: Mapping[str, str]) -> None:
         await other(settings, sockets, environ, done)
         watch.close()
         return
+    check_alone(settings, broker_socket(""))
     ledger = await _ledger(settings.ledger, sockets, done)
     if ledger is None:
         return
@@ -151,6 +153,19 @@ async def _serve_broker(
     await done.wait()
     server.stop()
     await asyncio.wait_for(server.close_all_connections(), 5)
+
+
+def check_alone(settings: Settings, broker: str) -> None:
+    """:class:`ServiceError` where ``broker`` grants the devices that this service would grant.
+
+    Two brokers know nothing of each other: they would grant the same device twice.
+    """
+    if broker and not settings.simulate:
+        raise ServiceError(
+            f"The GPUs of this machine are shared by the broker at {broker}. Let the hub take "
+            f"them from it: configure(c, ..., broker={broker!r}); or stop that broker and remove "
+            "its socket."
+        )
 
 
 async def _serve_cluster(

@@ -68,5 +68,7 @@ def locked(error: Exception) -> str:
 def greeting(node: Node) -> str:
     devices = [member.device for member in node.broker.pool]
     kind = "simulated GPUs" if any(d.kind == "simulated" for d in devices) else "GPUs"
+    if not devices:
+        return f"There is no GPU to serve. {node.note}".strip()
     sessions = sum(lease.holds for lease in node.broker.leases())
     return f"Serving {len(devices)} {kind} ({node.broker.isolation}); {sessions} sessions live."
