@@ -1,5 +1,6 @@
-"""The command line: `jupyter gpuslice status | doctor | broker | demo | profiles check | usage`,
-and for a machine's administrator `cordon | drain | uncordon | backup`.
+"""The command line: `jupyter gpuslice status | doctor | broker | demo | usage`, `profiles check` and
+`profiles convert` for a hub's file of profiles, and for a machine's administrator
+`cordon | drain | uncordon | backup`.
 
 Exit status: 0 as asked, 1 it could not be done or what was checked is wrong, 2 the command line
 itself is wrong. Nothing heavy is imported before the command that needs it runs.
@@ -20,6 +21,11 @@ from . import _administration
 from ._servers import CliError, Server, find_servers, session_server
 from ._tables import describe_leases, describe_pool, describe_usage, gib, known, table
 from ._version import __version__
+
+DIALECT_NAMES = (
+    "nvidia", "dra", "hami", "volcano", "kai", "runai", "koordinator", "gpushare"
+)  # fmt: skip
+"""Those of `hub.kube.dialects`, which is not imported for a command that needs none of it."""
 
 Question = Callable[[Server], Any]
 
@@ -207,6 +213,50 @@ def check_profiles(args: argparse.Namespace) -> int:
     return 1 if wrong else 0
 
 
+def convert_profiles(args: argparse.Namespace) -> int:
+    """A file of profiles as KubeSpawner's own profile_list."""
+    from .hub.kube import profile_list
+    from .hub.kube.dialects import DIALECTS
+    from .hub.kube.dialects.dialect import SettingError
+    from .hub.profiles import ProfileError, load_profiles
+
+    try:
+        dialect = DIALECTS[args.dialect].of(_settings(args.settings))
+        declared = load_profiles(args.file).all
+    except ProfileError as error:
+        raise CliError(str(error)) from error
+    except (SettingError, TypeError) as error:
+        raise CliError(f"--settings: {error}") from error
+    except OSError as error:
+        raise CliError(f"{args.file}: {error.strerror}") from error
+    cluster = profile_list.cluster_of(dict(args.gpu))
+    made = profile_list.for_everybody(declared, dialect, cluster)
+    for note in made.notes:
+        print(f"note: {note}", file=sys.stderr)
+    if not made.profile_list:
+        raise CliError(f"Nothing of {args.file} can be said in a profile_list for everybody.")
+    print(profile_list.written(made, args.to, args.file.name), end="")
+    return 0
+
+
+def _settings(text: str) -> dict[str, Any]:
+    try:
+        settings = json.loads(text)
+    except ValueError:
+        settings = None
+    if not isinstance(settings, dict):
+        raise CliError(f'--settings {text}: write JSON, {{"sharing": "mps", "replicas": 4}}, say.')
+    return settings
+
+
+def _gpu(text: str) -> tuple[str, int | None]:
+    """A product label, and the memory of one in MiB where it is told."""
+    name, equals, mib = text.partition("=")
+    if not name or (equals and not mib.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r}: write LABEL=MIB, A100-SXM4-80GB=81920, say")
+    return name, int(mib) if mib else None
+
+
 # ---- the command line ----------------------------------------------------------------------------
 
 
@@ -272,6 +322,39 @@ def parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("file", nargs="+", type=Path, metavar="FILE", help="a profiles.yaml")
     sub.set_defaults(act=check_profiles)
+    sub = actions.add_parser(
+        "convert",
+        help="write a file of profiles as KubeSpawner's own profile_list",
+        description="For hubs that keep KubeSpawner's spawn page, or that of "
+        "jupyterhub-fancy-profiles. What it cannot say is left out and named on stderr.",
+    )
+    sub.add_argument("file", type=Path, metavar="FILE", help="a profiles.yaml")
+    sub.add_argument(
+        "--dialect",
+        required=True,
+        choices=(*DIALECT_NAMES,),
+        help="the GPU-sharing stack of the cluster",
+    )
+    sub.add_argument(
+        "--settings", default="{}", metavar="JSON", help="settings of the dialect, as JSON"
+    )
+    sub.add_argument(
+        "--gpu",
+        action="append",
+        default=[],
+        type=_gpu,
+        metavar="LABEL=MIB",
+        help="a GPU of the cluster: the label nvidia.com/gpu.product of its nodes and its memory; "
+        "what requests by model need, and fractions where the stack counts memory",
+    )
+    sub.add_argument(
+        "--to",
+        choices=("values", "python", "objects"),
+        default="values",
+        help="values of Zero to JupyterHub (default), Python for jupyterhub_config.py, or the "
+        "objects that the list counts on, for kubectl apply",
+    )
+    sub.set_defaults(act=convert_profiles)
 
     sub = command(
         "usage",

@@ -93,18 +93,7 @@ class GpuSliceSpawner(_Base):  # type: ignore[misc]
 
     def declared(self) -> Profiles:
         """The hub's profiles, as they are declared now."""
-        try:
-            if isinstance(self.profiles, str):
-                return _read(self.profiles, os.stat(self.profiles).st_mtime_ns)
-            return parse_profiles(self.profiles)
-        except (ProfileError, OSError) as error:
-            self.log.error("The profiles cannot be used: %s", error)
-            raise GpuSpawnError(
-                503,
-                "profiles",
-                "The hub's profiles cannot be read.",
-                "An administrator finds the reason in the hub's log.",
-            ) from error
+        return declared(self.profiles, self.log)
 
     def groups(self) -> list[str]:
         return [group.name for group in self.user.groups]
@@ -209,6 +198,22 @@ def idle_arguments(seconds: float) -> list[str]:
         f"--TerminalManager.cull_inactive_timeout={whole}",
         f"--TerminalManager.cull_interval={max(1, min(300, whole // 4))}",
     ]
+
+
+def declared(profiles: str | dict[str, Any], log: Any) -> Profiles:
+    """What a file or a dictionary declares now. :class:`GpuSpawnError`; ``log`` has the reason."""
+    try:
+        if isinstance(profiles, str):
+            return _read(profiles, os.stat(profiles).st_mtime_ns)
+        return parse_profiles(profiles)
+    except (ProfileError, OSError) as error:
+        log.error("The profiles cannot be used: %s", error)
+        raise GpuSpawnError(
+            503,
+            "profiles",
+            "The hub's profiles cannot be read.",
+            "An administrator finds the reason in the hub's log.",
+        ) from error
 
 
 @lru_cache(maxsize=8)

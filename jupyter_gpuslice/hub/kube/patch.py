@@ -6,6 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from ...request import GpuRequest
+
+SHARE_VARIABLE = "JUPYTER_GPUSLICE_SHARE"
+"""For the server in the pod: what part of the devices that it sees is its own."""
+
+_ELSEWHERE = ("mig", "hami", "cgroup")
+"""Levels under which the devices that a pod sees are no larger than its slice."""
+
 Manifest = Mapping[str, Any]
 """A Kubernetes object as its JSON."""
 
@@ -77,3 +85,11 @@ class PodPatch:
                     f"{key} in the pod's {name} cannot be both {mine[key]} and {theirs[key]}."
                 )
         return {**mine, **theirs}
+
+
+def share_of(request: GpuRequest, patch: PodPatch) -> dict[str, str]:
+    """The environment that tells a server its share, where the pod sees more than that."""
+    part = request.fraction is not None or request.memory_mib is not None
+    if part and not request.whole and patch.isolation not in _ELSEWHERE:
+        return {SHARE_VARIABLE: str(request)}
+    return {}

@@ -23,17 +23,11 @@ from .dialects import DIALECTS, Dialect, PodContext
 from .dialects.dialect import SettingError
 from .dialects.dra import template_of
 from .fit import fit, offer
-from .patch import CannotExpressError, ConflictError, PodPatch
+from .patch import CannotExpressError, ConflictError, PodPatch, share_of
 from .pod import apply
 from .session import HUB, ISOLATION, REQUEST
 from .view import UNANSWERED, ClusterView, busy
 from .words import Wait, Wanted, explain, latest, too_few
-
-SHARE_VARIABLE = "JUPYTER_GPUSLICE_SHARE"
-"""For the server in the pod: what part of the devices that it sees is its own."""
-
-_ELSEWHERE = ("mig", "hami", "cgroup")
-"""Levels under which the devices that a pod sees are no larger than its slice."""
 
 LOOK_SECONDS = 1.0
 VISIBILITY = (
@@ -288,11 +282,7 @@ class GpuSliceKubeSpawner(GpuSliceSpawner, KubeSpawner):  # type: ignore[misc]
         env |= chosen.profile.environment
         if chosen.profile.default_url:
             env["JUPYTERHUB_DEFAULT_URL"] = self.format_string(chosen.profile.default_url)
-        request = chosen.request
-        shared = request.fraction is not None or request.memory_mib is not None
-        if shared and not request.whole and self._patch.isolation not in _ELSEWHERE:
-            env[SHARE_VARIABLE] = str(request)
-        return env
+        return env | share_of(chosen.request, self._patch)
 
     def _beside(self) -> Beside:
         return Beside(shared_client("CustomObjectsApi"), self.namespace, self.pod_name)
