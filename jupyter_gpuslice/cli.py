@@ -1,5 +1,5 @@
-"""The command line: `jupyter gpuslice status | doctor | broker | demo | usage`, `profiles check` and
-`profiles convert` for a hub's file of profiles, and for a machine's administrator
+"""The command line: `jupyter gpuslice status | doctor | broker | demo | usage`, for a hub's file of
+profiles `profiles check | profiles convert`, and for a machine's administrator
 `cordon | drain | uncordon | backup`.
 
 Exit status: 0 as asked, 1 it could not be done or what was checked is wrong, 2 the command line
