@@ -14,10 +14,13 @@ CHECK ?=
 PYTEST_ARGS ?=
 
 VENV := .venv
+HUB5 := .venv-hub5
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 # the virtual environment's own Node comes first: what the machine has may be old, or not there
 WITH_NODE := PATH="$(CURDIR)/$(BIN):$$PATH"
+HUB5_TESTS := cryptography hypothesis jupyterhub-fancy-profiles kubernetes-validate \
+	openapi-spec-validator pytest pytest-jupyter[server] pytest-timeout requests websocket-client
 LAB_SOURCES := $(shell find labextension/src labextension/style labextension/schema labextension/test \
 	labextension/package.json labextension/yarn.lock labextension/tsconfig.json -type f 2>/dev/null)
 
@@ -31,6 +34,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help:
 	@sed -n 's/^#\( \{3,\}make\)/\1/p' $(firstword $(MAKEFILE_LIST))
 	@echo "   make lint                 ruff, mypy, and the JupyterLab extension's linters and tests"
+	@echo "   make test-hub5            the hub's tests with JupyterHub 5, in $(HUB5)"
 	@echo "   make screenshots          the pictures in docs/images, taken from a running demo"
 	@echo "   make docs                 the documentation, in build/docs"
 	@echo "   make labextension         the JupyterLab extension alone, after a change in it"
@@ -45,6 +49,11 @@ demo: $(VENV)/.stamp-labextension
 test: lint $(VENV)/.stamp-chromium $(VENV)/.stamp-containers
 	$(BIN)/coverage erase
 	$(BIN)/python -m pytest --cov --cov-report=term $(PYTEST_ARGS)
+
+# Zero to JupyterHub and The Littlest JupyterHub come with JupyterHub 5.
+.PHONY: test-hub5
+test-hub5: $(HUB5)/.stamp
+	$(HUB5)/bin/python -m pytest tests/hub $(PYTEST_ARGS)
 
 .PHONY: lint
 lint: $(VENV)/.stamp-test $(VENV)/.stamp-labextension
@@ -73,7 +82,7 @@ labextension: $(VENV)/.stamp-labextension
 
 .PHONY: clean
 clean:
-	rm -rf $(VENV) build dist .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(HUB5) build dist .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -rf jupyter_gpuslice/labextension labextension/lib labextension/node_modules labextension/.yarn
 
 # ---- what the targets above stand on -------------------------------------------------------------
@@ -104,6 +113,11 @@ $(VENV)/.stamp-demo: $(VENV)/.stamp-torch pyproject.toml hatch_build.py
 
 $(VENV)/.stamp-test: $(VENV)/.stamp-demo
 	$(PIP) install -q -e ".[test,demo,build]"
+	@touch $@
+
+$(HUB5)/.stamp: $(VENV)/.stamp-labextension pyproject.toml
+	$(PYTHON) -m venv $(HUB5)
+	$(HUB5)/bin/pip install -q -e ".[docker,kube,slurm,systemd]" "jupyterhub<6" $(HUB5_TESTS)
 	@touch $@
 
 $(VENV)/.stamp-docs: $(VENV)/.stamp-demo

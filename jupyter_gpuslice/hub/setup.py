@@ -6,10 +6,11 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jupyterhub
 from traitlets.config import Config
 from traitlets.config.loader import LazyConfigValue
 
@@ -25,7 +26,8 @@ POD_VARIABLE = "KUBERNETES_SERVICE_HOST"
 """Set in every pod (kubernetes.io, "Service environment variables")."""
 CLUSTER_VARIABLES = (POD_VARIABLE, "KUBERNETES_SERVICE_PORT", "KUBECONFIG")
 SERVER_SCOPES = ["users:activity!user", "access:servers!server"]
-"""JupyterHub's own scopes of the role `server`, to which ours is added."""
+USER_SCOPES = ["self"]
+"""JupyterHub's own scopes of the roles `server` and `user`, to which ours is added."""
 
 
 class ConfigurationError(Exception):
@@ -76,7 +78,7 @@ def configure(
     pool = {"ledger": os.path.abspath(ledger)}
     if broker:
         pool["broker"] = os.path.abspath(broker)
-    service = {
+    service: dict[str, Any] = {
         "name": SERVICE,
         "url": url,
         "command": [sys.executable, "-m", "jupyter_gpuslice.hub.service"],
@@ -87,9 +89,11 @@ def configure(
             **{name: os.environ[name] for name in CLUSTER_VARIABLES if name in os.environ},
         },
         "oauth_no_confirm": True,
-        # The service of a hub that was killed may need a while to let go of the ledger.
-        "timeout": 60,
     }
+    if jupyterhub.version_info >= (6,):
+        # The service of a hub that was killed may need a while to let go of the ledger.
+        # JupyterHub 5 waits for 10 seconds, always.
+        service["timeout"] = 60
     _put(c.JupyterHub, "services", service)
     # The service may read who is in which group, for sums of use by group.
     _put(
@@ -101,8 +105,9 @@ def configure(
             "scopes": ["list:users", "read:users:groups"],
         },
     )
-    _grow_server_role(c.JupyterHub)
-    c.JupyterHub.extra_user_scopes.update({ACCESS})
+    # Users' servers read their own leases with the token that they have.
+    _grow_role(c.JupyterHub, "server", SERVER_SCOPES)
+    _let_users_in(c.JupyterHub)
 
 
 class _Late(str):
@@ -196,11 +201,26 @@ def _items(section: Config, name: str) -> list[dict[str, Any]]:
     return current  # type: ignore[no-any-return]
 
 
-def _grow_server_role(section: Config) -> None:
-    """Let users' servers read their own leases with the token that they have."""
+def _grow_role(section: Config, name: str, own: Sequence[str]) -> None:
+    """Give a role of JupyterHub's, whose scopes are ``own``, access to the service as well."""
+    if not _grown(section, name, own):
+        _put(section, "load_roles", {"name": name, "scopes": [*own, ACCESS]})
+
+
+def _grown(section: Config, name: str, own: Sequence[str]) -> bool:
+    """Whether the configuration has the role, which then has the access."""
     for role in _items(section, "load_roles"):
-        if role.get("name") == "server":
-            scopes = list(role.get("scopes", SERVER_SCOPES))
+        if role.get("name") == name:
+            scopes = list(role.get("scopes", own))
             role["scopes"] = scopes if ACCESS in scopes else [*scopes, ACCESS]
-            return
-    _put(section, "load_roles", {"name": "server", "scopes": [*SERVER_SCOPES, ACCESS]})
+            return True
+    return False
+
+
+def _let_users_in(section: Config) -> None:
+    """Let everybody who has an account look at the service."""
+    if jupyterhub.version_info < (6,):
+        _grow_role(section, "user", USER_SCOPES)
+    elif not _grown(section, "user", USER_SCOPES):
+        # A role of ours would make the hub forget what else is added to that of users.
+        section.extra_user_scopes.update({ACCESS})

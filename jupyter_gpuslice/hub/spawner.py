@@ -9,7 +9,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from jupyterhub.spawner import Spawner, SpawnException
+from jupyterhub.spawner import Spawner
+from tornado.web import HTTPError
 from traitlets import Dict, Unicode, Union, default
 from traitlets.config import LoggingConfigurable
 
@@ -20,6 +21,18 @@ from .availability import Availability
 from .choice import ChoiceError, Profiles, Selection
 from .policies import not_now, worth
 from .profiles import ProfileError, load_profiles, parse_profiles
+
+try:
+    from jupyterhub.spawner import SpawnException
+except ImportError:
+
+    class SpawnException(HTTPError):  # type: ignore[no-redef]  # noqa: N818
+        """As in JupyterHub 6. JupyterHub 5 shows its words, too, but counts it as a failure."""
+
+        def __init__(self, message: str, *, reason: str, status_code: int = 400) -> None:
+            super().__init__(status_code, message, reason=reason)
+            self.reason, self.message = reason, message
+
 
 _submitted: ContextVar[form.Submitted | None] = ContextVar("submitted", default=None)
 """The form that the hub's request at hand came with: when it is refused, the hub asks for the form

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jupyterhub
 import psutil
 import requests
 import yaml
@@ -248,8 +249,11 @@ class Hub:
     def spawn(self, user: str, options: Any = None, name: str = "") -> requests.Response:
         self.user(user)
         path = f"users/{user}/servers/{name}" if name else f"users/{user}/server"
-        body = {} if options is None else {"json": {"user_options": options}}
-        return self.hub("POST", path, **body)
+        if options is None:
+            return self.hub("POST", path)
+        # The whole body is the options in JupyterHub 5.
+        body = options if jupyterhub.version_info < (6,) else {"user_options": options}
+        return self.hub("POST", path, json=body)
 
     def ready(self, user: str, name: str = "") -> None:
         def look() -> bool:

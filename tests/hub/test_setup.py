@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jupyterhub
 import pytest
 from jupyterhub.spawner import Spawner
 from traitlets.config import Config
@@ -120,7 +121,26 @@ def test_what_the_admin_chose_stays() -> None:
     assert [service["name"] for service in lists(c, "services")] == ["cull", "gpuslice"]
     roles = {role["name"]: role for role in lists(c, "load_roles")}
     assert roles["server"]["scopes"] == ["inherit", "access:services!service=gpuslice"]
-    assert set(roles) == {"server", "x", "gpuslice-service"}
+    assert set(roles) - {"user"} == {"server", "x", "gpuslice-service"}
+
+
+def test_a_role_of_all_users_that_the_admin_wrote_keeps_what_it_says_and_has_the_access() -> None:
+    """JupyterHub 6 ignores extra_user_scopes where the role is written out."""
+    c = Config()
+    c.JupyterHub.load_roles = [{"name": "user", "scopes": ["self", "shares!user"]}]
+    configure(c, PROFILES)
+    configure(c, PROFILES)
+    (role,) = [role for role in lists(c, "load_roles") if role["name"] == "user"]
+    assert role["scopes"] == ["self", "shares!user", "access:services!service=gpuslice"]
+
+
+@pytest.mark.skipif(jupyterhub.version_info < (6,), reason="JupyterHub 5 has no such setting")
+def test_scopes_that_the_admin_gives_to_all_users_stay() -> None:
+    c = Config()
+    c.JupyterHub.extra_user_scopes = {"shares!user"}
+    configure(c, PROFILES)
+    assert c.JupyterHub.extra_user_scopes == {"shares!user", "access:services!service=gpuslice"}
+    assert "user" not in {role["name"] for role in lists(c, "load_roles")}
 
 
 def test_twice_is_as_good_as_once() -> None:
