@@ -160,10 +160,17 @@ def _value_in_words(
     return f"{error.message}.", ""
 
 
-class Loader(yaml.SafeLoader):
-    """YAML that minds a key written twice: plain YAML silently forgets the first.
+_MOST_NODES = 100_000
+"""What a file may hold once its aliases are filled in: a few lines can mean billions."""
 
-    ``twice`` are the faults of that kind.
+
+class Loader(yaml.SafeLoader):
+    """YAML as people read it, which minds a key written twice: plain YAML forgets the first.
+
+    A number is what looks like one. For PyYAML, which speaks YAML 1.1, ``1:30`` is 90 and ``010``
+    is 8; here they are texts, as in YAML 1.2, and so are ``1_000``, ``0b11`` and dates.
+
+    ``twice`` are the faults of keys that stand twice.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -193,6 +200,19 @@ def _mapping(loader: Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     }
 
 
+_NUMBERS = {
+    "tag:yaml.org,2002:int": re.compile(r"[-+]?(?:0|[1-9][0-9]*)$"),
+    "tag:yaml.org,2002:float": re.compile(
+        r"[-+]?(?:0|[1-9][0-9]*)?\.[0-9]+(?:[eE][-+]?[0-9]+)?$"
+        r"|[-+]?(?:0|[1-9][0-9]*)\.(?:[eE][-+]?[0-9]+)?$"
+        r"|[-+]?\.(?:inf|Inf|INF)$|\.(?:nan|NaN|NAN)$"
+    ),
+}
+_NONE_OF_OURS = "tag:yaml.org,2002:timestamp"
+Loader.yaml_implicit_resolvers = {
+    first: [(tag, _NUMBERS.get(tag, rule)) for tag, rule in rules if tag != _NONE_OF_OURS]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 
@@ -204,6 +224,8 @@ def load(text: str) -> tuple[Any, yaml.Node | None, list[ProfileError]]:
     try:
         loader = Loader(text)
         node = loader.get_single_node()
+        if node is not None:
+            _check_size(node)
         return loader.construct_document(node) if node else None, node, loader.twice
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -214,6 +236,36 @@ def load(text: str) -> tuple[Any, yaml.Node | None, list[ProfileError]]:
         raise
     except (RecursionError, ValueError) as error:
         raise ProfileError(f"This is no file of profiles: {str(error) or 'too deep'}.") from error
+
+
+def _check_size(root: yaml.Node) -> None:
+    """:class:`ProfileError` for a text that is far more than it looks, or that holds itself."""
+    sizes: dict[int, int | None] = {}
+
+    def size(node: yaml.Node) -> int:
+        known = sizes.get(id(node), 0)
+        line = node.start_mark.line + 1
+        if known is None:
+            raise ProfileError("This holds itself, by an alias.", line=line)
+        if known:
+            return known
+        sizes[id(node)] = None
+        parts: list[yaml.Node] = []
+        if isinstance(node, yaml.MappingNode):
+            parts = [each for pair in node.value for each in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            parts = node.value
+        total = 1 + sum(map(size, parts))
+        if total > _MOST_NODES:
+            raise ProfileError(
+                "With its aliases filled in, this is larger than a file of profiles can be.",
+                line=line,
+                hint="Write it without aliases (*name).",
+            )
+        sizes[id(node)] = total
+        return total
+
+    size(root)
 
 
 def line_of(fault: ProfileError, node: yaml.Node | None) -> int | None:
