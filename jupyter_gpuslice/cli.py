@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -222,7 +222,7 @@ def convert_profiles(args: argparse.Namespace) -> int:
 
     try:
         dialect = DIALECTS[args.dialect].of(_settings(args.settings))
-        declared = load_profiles(args.file).all
+        declared = load_profiles(args.file)
     except ProfileError as error:
         raise CliError(str(error)) from error
     except (SettingError, TypeError) as error:
@@ -230,7 +230,10 @@ def convert_profiles(args: argparse.Namespace) -> int:
     except OSError as error:
         raise CliError(f"{args.file}: {error.strerror}") from error
     cluster = profile_list.cluster_of(dict(args.gpu))
-    made = profile_list.for_everybody(declared, dialect, cluster)
+    made = profile_list.for_everybody(declared.all, dialect, cluster)
+    if declared.policies.rules:
+        note = "policies: none of them is kept, since KubeSpawner has no limits of its own."
+        made = replace(made, notes=(note, *made.notes))
     for note in made.notes:
         print(f"note: {note}", file=sys.stderr)
     if not made.profile_list:

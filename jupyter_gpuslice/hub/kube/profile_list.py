@@ -114,6 +114,8 @@ def profile_list_of(
     :param gpus: the label ``nvidia.com/gpu.product`` of the nodes, with the memory of one GPU in
         MiB or ``None``: what requests by model need, and fractions where the stack counts memory.
 
+    Limits of the policies in that file are not kept: KubeSpawner has none.
+
     `ProfileError`, `SettingError` or ``OSError`` for what cannot be used; a user to whom no profile
     is given is refused, since KubeSpawner would start a server without any.
     """
@@ -160,8 +162,8 @@ class _Maker:
             self.notes.append("nothing of it can be had in this stack, so it is left out.")
             return None
         custom = self._custom()
-        if profile.ttl is not None:
-            self.notes.append(f"that it ends after {profile.ttl:g} s is not kept.")
+        if profile.idle is not None:
+            self.notes.append(f"that it ends after {profile.idle:g} s without use is not kept.")
         entry: dict[str, Any] = {
             "slug": profile.slug,
             "display_name": escape(profile.display_name),
@@ -204,6 +206,10 @@ class _Maker:
             found["environment"] = _literal(dict(self.profile.environment))
         if self.profile.default_url:
             found["default_url"] = self.profile.default_url
+        if self.profile.ttl is not None:
+            found["extra_pod_config"] = {
+                "activeDeadlineSeconds": max(1, round(self.profile.ttl)),
+            }
         return found
 
     def _override(self, choice: Choice, number: int) -> dict[str, Any] | None:

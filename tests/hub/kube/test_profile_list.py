@@ -55,7 +55,7 @@ DECLARED = {
         {"slug": "memory", "request": "10GiB", "custom": True, "max": "40GiB"},
         {"slug": "whole", "choices": [1, 2, "a100:1"], "custom": True, "max": 4},
         {"slug": "any", "request": 1, "custom": True, "max": "a100:1"},
-        {"slug": "mig", "request": "1g.10gb"},
+        {"slug": "mig", "request": "1g.10gb", "ttl": "8h"},
         {"slug": "cpu", "request": 0},
     ]
 }
@@ -105,6 +105,8 @@ def ours(kind: Dialect, pod: PodContext, profile: Profile, request: GpuRequest) 
     environ |= {**profile.environment, **share_of(request, patch)}
     if profile.default_url:
         environ["JUPYTERHUB_DEFAULT_URL"] = profile.default_url
+    if profile.ttl is not None:
+        made["spec"]["activeDeadlineSeconds"] = profile.ttl
     if patch.claims:
         # KubeSpawner lets extra resources replace its own; the notes say so.
         made["spec"]["containers"][0]["resources"] = {
@@ -240,7 +242,7 @@ def test_what_is_for_some_is_not_shown_to_everybody() -> None:
         {
             "profiles": [
                 {"slug": "cpu", "request": 0},
-                {"slug": "big", "request": 2, "groups": ["ml"], "users": ["ana"], "ttl": "1h"},
+                {"slug": "big", "request": 2, "groups": ["ml"], "users": ["ana"], "idle": "1h"},
             ]
         }
     )
@@ -249,7 +251,7 @@ def test_what_is_for_some_is_not_shown_to_everybody() -> None:
     (note,) = made.notes
     assert note.startswith("big: it is for the user ana and the group ml only")
     assert convert(declared.all, kind, pod.cluster).notes == (
-        "big: that it ends after 3600 s is not kept.",
+        "big: that it ends after 3600 s without use is not kept.",
     )
 
 
@@ -278,6 +280,21 @@ class TestCommand:
         config = Config()
         exec(capsys.readouterr().out, {"c": config})
         assert config.KubeSpawner.profile_list == made.profile_list
+
+    def test_limits_that_nobody_would_keep_are_named(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = tmp_path / "profiles.yaml"
+        path.write_text(
+            yaml.safe_dump(
+                {
+                    "profiles": [{"slug": "a", "request": 1}],
+                    "policies": [{"groups": ["ml"], "concurrent": 2}],
+                }
+            )
+        )
+        assert cli.main(["profiles", "convert", str(path), "--dialect", "kai"]) == 0
+        assert "note: policies: none of them is kept" in capsys.readouterr().err
 
     def test_claims_count_on_objects(self, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
         asked = ["profiles", "convert", str(file), "--dialect", "dra", "--settings",
