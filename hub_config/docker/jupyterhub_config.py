@@ -2,15 +2,15 @@
 #
 #     jupyterhub -f jupyterhub_config.py
 #
-# It needs `pip install 'jupyter_gpuslice[docker]'`, Docker with NVIDIA's container toolkit, and an
-# image with JupyterLab and jupyter_gpuslice in it.
+# It needs `pip install 'jupyter_gpuslice[docker]'`, Docker with NVIDIA's container toolkit, and the
+# network `jupyter` and the image `gpu-notebook` as docs/containers.md makes them.
 
 from jupyter_gpuslice.hub import configure
 
 configure(c, profiles="profiles.yaml")
 c.JupyterHub.spawner_class = "gpuslice-docker"
 
-c.DockerSpawner.image = "quay.io/jupyter/pytorch-notebook:cuda12-latest"
+c.DockerSpawner.image = "gpu-notebook"
 c.DockerSpawner.notebook_dir = "/home/jovyan/work"
 c.DockerSpawner.volumes = {"jupyter-{username}": "/home/jovyan/work"}
 c.DockerSpawner.network_name = "jupyter"
@@ -18,9 +18,9 @@ c.DockerSpawner.use_internal_ip = True
 c.Spawner.default_url = "/lab"
 
 # Containers reach the hub at the address of their network's gateway.
-c.JupyterHub.hub_ip = "172.18.0.1"
+c.JupyterHub.hub_ip = "172.30.0.1"
 
-# Choose an authenticator; this one lets nobody in until you do.
+# Choose an authenticator; this one lets in the accounts of this machine that are in this group.
 c.JupyterHub.authenticator_class = "pam"
 c.PAMAuthenticator.allowed_groups = {"jupyter"}
 c.JupyterHub.bind_url = "http://127.0.0.1:8000"

@@ -16,3 +16,10 @@ c.SlurmSpawner.req_runtime = "8:00:00"
 c.SlurmSpawner.req_memory = "16G"
 c.JupyterHub.hub_connect_ip = "hub.cluster.example"
 c.JupyterHub.hub_ip = "0.0.0.0"  # noqa: S104 (the nodes reach it)
+
+# Choose an authenticator; this one lets in the accounts of this machine that are in this group.
+# They have to be accounts of the cluster: each job runs as its user.
+c.JupyterHub.authenticator_class = "pam"
+c.PAMAuthenticator.allowed_groups = {"jupyter"}
+c.JupyterHub.bind_url = "http://127.0.0.1:8000"
+c.Spawner.default_url = "/lab"

@@ -6,6 +6,8 @@
 
 from jupyter_gpuslice.hub import configure
 
+# Where people use the machine's GPUs without the hub as well, both take them from the machine's own
+# broker (docs/workstation.md): broker="/run/jupyter-gpuslice/broker.sock".
 configure(c, profiles="profiles.yaml")
 c.JupyterHub.spawner_class = "gpuslice-systemd"
 

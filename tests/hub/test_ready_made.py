@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 from importlib.metadata import entry_points
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,35 @@ def test_the_rights_are_objects_of_kubernetes() -> None:
     text = (GIVEN / "kubernetes" / "rbac.yaml").read_text()
     for body in yaml.safe_load_all(text):
         kubernetes_validate.validate(body, newest, strict=True)
+
+
+def test_the_page_on_docker_makes_what_the_configuration_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    page = (ROOT / "docs" / "containers.md").read_text()
+    folder = GIVEN / "docker"
+    config = run((folder / "jupyterhub_config.py").read_text(), folder, monkeypatch)
+    network, gateway = config.DockerSpawner.network_name, config.JupyterHub.hub_ip
+    (made,) = re.findall(r"docker network create --subnet (\S+) --gateway (\S+) (\S+)", page)
+    assert made[1:] == (gateway, network)
+    assert ip_address(gateway) in ip_network(made[0])
+    assert f"docker build -t {config.DockerSpawner.image} " in page
+
+
+def test_the_page_on_kubernetes_makes_the_images_that_the_values_name() -> None:
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    values = yaml.safe_load((GIVEN / "kubernetes" / "values.yaml").read_text())
+    for part in ("hub", "singleuser"):
+        image = values[part]["image"]
+        assert f"docker build -t {image['name']}:{image['tag']} " in page
+    for file in re.findall(r"(?:-f|kubectl apply -f) (\S+[.]yaml)", page):
+        assert (GIVEN / "kubernetes" / file).exists(), file
+    assert set(re.findall(r"(?:create namespace|--namespace) (\S+)", page)) == {"jupyterhub"}
+
+
+@pytest.mark.parametrize("path", sorted(GIVEN.glob("*/profiles.yaml")), ids=lambda p: p.parent.name)
+def test_profiles_that_are_given_out_are_valid(path: Path) -> None:
+    assert load_profiles(path).all
 
 
 def named(text: str, kind: str) -> list[dict[str, Any]]:
