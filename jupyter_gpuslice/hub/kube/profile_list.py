@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from html import escape
 from pprint import pformat
 from typing import Any
 
@@ -166,10 +165,10 @@ class _Maker:
             self.notes.append(f"that it ends after {profile.idle:g} s without use is not kept.")
         entry: dict[str, Any] = {
             "slug": profile.slug,
-            "display_name": escape(profile.display_name),
+            "display_name": _no_markup(profile.display_name),
         }
         if profile.description:
-            entry["description"] = escape(profile.description)
+            entry["description"] = _no_markup(profile.description)
         if profile.default:
             entry["default"] = True
         common = self._common()
@@ -192,7 +191,7 @@ class _Maker:
             key = str(choice.request)
             if key in overrides:
                 made[key] = {
-                    "display_name": escape(choice.label),
+                    "display_name": _no_markup(choice.label),
                     **({"default": True} if key == chosen else {}),
                     "kubespawner_override": overrides[key],
                 }
@@ -308,6 +307,12 @@ def override(patch: PodPatch, request: GpuRequest) -> dict[str, Any]:
         uses = [{"name": claim["name"]} for claim in patch.claims]
         found["extra_container_config"] = {"resources": {"claims": uses}}
     return found
+
+
+def _no_markup(text: str) -> str:
+    """A text that is no markup where a page takes it for HTML, as KubeSpawner's does, and reads the
+    same where it does not, as on that of jupyterhub-fancy-profiles."""
+    return text.replace("<", "‹").replace(">", "›")
 
 
 def _literal(value: Any) -> Any:

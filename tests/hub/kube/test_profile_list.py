@@ -228,7 +228,7 @@ def test_the_expression_means_the_numbers_up_to_a_limit(most: int, data: st.Data
 def test_texts_of_the_admin_are_no_markup_and_the_default_is_kept() -> None:
     made, _, _ = converted("kai")
     entry = made.profile_list[0]
-    assert entry["display_name"] == "A &lt;slice&gt; &amp; more"
+    assert entry["display_name"] == "A ‹slice› & more"
     assert "default" not in entry
     assert [e["slug"] for e in made.profile_list if e.get("default")] == ["parts"]
     choices = entry["profile_options"]["request"]["choices"]
