@@ -21,6 +21,7 @@ from jupyter_gpuslice.devices.device import Device
 from jupyter_gpuslice.hub.systemd import escaped, with_devices
 from tests.fakes import systemd
 from tests.fakes.nvml import FakeNvml, build
+from tests.workstation.test_workstation import Broker
 
 from .hubs import Hub, eventually
 
@@ -96,6 +97,12 @@ _ServiceSpawner.start = start_on_the_machine
 """
 
 
+FROM_BROKER = """
+port = int(c.LeasedSpawner.service_url.split(":")[2].split("/")[0])
+configure(c, profiles="profiles.yaml", port=port, broker={socket!r})
+"""
+
+
 @pytest.fixture(scope="module")
 def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     if os.environ.get("GPUSLICE_TEST_SYSTEMD"):
@@ -112,26 +119,34 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> FakeNvml:
     return made
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["the hub's own service", "the machine's broker"])
 def hub(
+    request: pytest.FixtureRequest,
     environ: dict[str, str],
     machine: FakeNvml,
     make_hub: Callable[..., Hub],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Hub]:
     folder = tmp_path_factory.mktemp("work")
+    broker = None
     extra = CONFIG.format(
         account=getpass.getuser(),
         folder=str(folder),
         prefix=f"gpuslice-{os.getpid()}",
         machine=machine.env,
     )
+    if request.param == "the machine's broker":
+        here = [f"{name}={value}" for name, value in machine.env.items()]
+        broker = Broker(folder, prefix=["env", *here])
+        extra += FROM_BROKER.format(socket=str(broker.socket))
     made = make_hub(simulate="", extra=extra, environ=environ)
     yield made
     for user in ("ana", "ben", "cpu"):
         for name in ("", "second-one"):
             if made.model(user, name):
                 made.end(user, name)
+    if broker is not None:
+        broker.stop()
 
 
 def show(environ: dict[str, str], unit: str, name: str) -> str:
