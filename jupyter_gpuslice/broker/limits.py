@@ -59,10 +59,14 @@ class Standing:
 
 
 def used_seconds(spans: Iterable[Span], now: float) -> float:
-    """Device-seconds that spans of holding had in the window that ends ``now``."""
+    """Device-seconds that spans of holding had in the window that ends ``now``.
+
+    What lies behind ``now`` was written while the clock was wrong.
+    """
     since = now - WINDOW_SECONDS
     return sum(
-        span.devices * max(0.0, (now if span.stop is None else span.stop) - max(span.start, since))
+        span.devices
+        * max(0.0, min(now, now if span.stop is None else span.stop) - max(span.start, since))
         for span in spans
     )
 

@@ -188,3 +188,15 @@ def test_no_user_ever_exceeds_a_limit(moves, concurrent, gpu_hours) -> None:
     # Nobody waits for a device that is free and that their limits leave to them.
     for lease in broker.queue():
         assert broker.held_up(lease) or not broker.explain(lease.request).fits
+
+
+def test_what_was_held_while_the_clock_was_wrong_does_not_bar_its_user_for_ever(
+    make, clock: Clock
+) -> None:
+    """The clock was a year ahead when a lease ended, and was set right since."""
+    broker = make()
+    lease = ask(broker, "1", **of(gpu_hours=10))
+    clock.now += 365 * 86400
+    broker.release(lease.id)
+    clock.now -= 365 * 86400 - 3600
+    assert broker.standing("ana").gpu_hours == pytest.approx(1)
