@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from urllib.parse import quote
 
 from jupyterhub.services.auth import HubOAuthCallbackHandler
 from tornado.httpclient import HTTPClientError, HTTPRequest
@@ -61,7 +62,7 @@ class _Asking(HubDoor, Handler):
         status, body = await self.ask("GET", path)
         answer = json.loads(body)
         if status != 200:
-            raise ApiError(status, answer["reason"], answer["message"], answer["hint"])
+            raise refused(status, answer)
         return answer
 
 
@@ -70,7 +71,9 @@ class Forward(_Asking):
 
     async def _forward(self, path: str) -> None:
         query = f"?{self.request.query}" if self.request.query else ""
-        status, body = await self.ask(self.request.method or "GET", f"/{path}{query}", self._raw())
+        # The path was decoded: a blank or a question mark in it would end it here.
+        where = f"/{quote(path)}{query}"
+        status, body = await self.ask(self.request.method or "GET", where, self._raw())
         if path.endswith("/grant") and status == 200:
             body = json.dumps({**json.loads(body), "url": self.url}).encode()
         self.set_status(status)
@@ -88,6 +91,8 @@ class ForwardEvents(_Asking):
     """The stream of news, line for line."""
 
     _gone = False
+    _status = 0
+    _refusal = b""
 
     async def get(self) -> None:
         self.set_header("Content-Type", "application/x-ndjson")
@@ -97,18 +102,28 @@ class ForwardEvents(_Asking):
             headers={FOR: told_for(self.caller, False)},
             connect_timeout=CALL_SECONDS,
             request_timeout=STREAM_SECONDS,
+            header_callback=self._look,
             streaming_callback=self._pass_on,
         )
         try:
             await client_of(self.socket).fetch(request)
         except HTTPClientError as error:
+            if self._refusal:
+                raise refused(self._status, json.loads(self._refusal)) from error
             if not self._headers_written:
                 raise silent() from error
         except (OSError, StreamClosedError) as error:
             if not self._headers_written:
                 raise silent() from error
 
+    def _look(self, line: str) -> None:
+        if line.startswith("HTTP/"):
+            self._status = int(line.split()[1])
+
     def _pass_on(self, chunk: bytes) -> None:
+        if self._status != 200:
+            self._refusal += chunk
+            return
         if self._gone:
             raise StreamClosedError
         self.write(chunk)
@@ -136,6 +151,11 @@ class ForwardIndex(_Asking):
             return
         token = self.xsrf_token.decode("ascii", "replace")
         self.finish(index_page(pool, leases["leases"], self.frame(), token))
+
+
+def refused(status: int, answer: dict[str, Any]) -> ApiError:
+    """What the broker says against it."""
+    return ApiError(status, answer["reason"], answer["message"], answer["hint"])
 
 
 def silent() -> ApiError:

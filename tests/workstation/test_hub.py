@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import requests
 
+from jupyter_gpuslice.hub.handlers import MOST_STREAMS
 from tests.hub.conftest import make_hub
 from tests.hub.hubs import Hub, eventually
 
@@ -77,6 +78,44 @@ def test_what_a_user_may_not_do_is_not_done_through_the_hub_either(
     assert answer.json() == {"leases": []}
     asked = {"request": "1", "holder": {"kind": "session", "id": "ben/"}}
     assert hub.gpu("POST", "leases", ben, json=asked).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "pool%20HTTP/1.1%0d%0aGpuslice-For:%20x",
+        "leases%3fx",
+        "leases/%0d%0a",
+        "leases/%23",
+        "leases/a%20b/grant",
+        "leases/%C3%A9",
+        "../metrics%20",
+    ],
+)
+def test_addresses_that_lead_nowhere_are_refused_and_nothing_else(hub: Hub, path: str) -> None:
+    answer = requests.get(
+        f"{hub.api}/{path}",
+        headers={"Authorization": f"token {hub.user_token('ben')}"},
+        timeout=30,
+    )
+    assert answer.status_code == 404, (path, answer.status_code, answer.text)
+
+
+def test_a_reader_too_many_of_the_news_is_refused_in_the_brokers_words(
+    hub: Hub, broker: Broker
+) -> None:
+    headers = {"Authorization": f"token {hub.user_token('mia')}"}
+    readers = []
+    try:
+        for _ in range(MOST_STREAMS):
+            reader = requests.get(f"{hub.api}/events", headers=headers, stream=True, timeout=30)
+            next(reader.iter_content(1))
+            readers.append(reader)
+        refused = requests.get(f"{hub.api}/events", headers=headers, timeout=30)
+        assert (refused.status_code, refused.json()["reason"]) == (429, "too_many")
+    finally:
+        for reader in readers:
+            reader.close()
 
 
 def test_news_come_through_line_for_line(hub: Hub, broker: Broker) -> None:
