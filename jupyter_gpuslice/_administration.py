@@ -52,6 +52,8 @@ def _operate(args: argparse.Namespace, body: dict[str, Any]) -> int:
     broker = MachineBroker(args.socket)
     pool = broker.get("pool")
     devices = [_device_of(pool["devices"], text) for text in args.device]
+    if devices and args.all:
+        raise CliError("Which devices? Name some of them or say --all, not both.")
     if not devices and not args.all:
         raise CliError("Which devices? Name them by UUID or number, or say --all.")
     answer = broker.patch("pool", {**body, "devices": devices or None})
@@ -61,9 +63,10 @@ def _operate(args: argparse.Namespace, body: dict[str, Any]) -> int:
 
 def _device_of(devices: Sequence[Mapping[str, Any]], text: str) -> str:
     """The UUID of the device that a person means: by its beginning, or by its line from 0."""
-    if text.isdigit() and int(text) < len(devices):
+    if text.isdecimal() and int(text) < len(devices):
         return str(devices[int(text)]["uuid"])
-    found = [str(device["uuid"]) for device in devices if device["uuid"].startswith(text)]
+    # Nothing, such as a shell's variable that is not set, is the beginning of everything.
+    found = [str(d["uuid"]) for d in devices if text and d["uuid"].startswith(text)]
     if len(found) != 1:
         there = ", ".join(f"{n} ({device['uuid']})" for n, device in enumerate(devices)) or "none"
         which = "No device is" if not found else "More than one device is"

@@ -235,7 +235,15 @@ def backup(ledger: str | os.PathLike[str], target: str | os.PathLike[str]) -> No
     Source: https://www.sqlite.org/backup.html
     """
     file, copy = Path(ledger), Path(target)
-    if not file.is_file():
+    try:
+        there = file.is_file()
+    except OSError as error:
+        raise LedgerError(
+            "read_only",
+            f"The ledger {file} cannot be read: {error.strerror}.",
+            "Do this as root, or as the account that the broker runs as.",
+        ) from error
+    if not there:
         raise LedgerError("read_only", f"There is no ledger {file}.")
     try:
         os.close(os.open(copy, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))

@@ -14,6 +14,7 @@ from jupyter_gpuslice.broker import Ledger
 from tests.hub.conftest import make_hub
 from tests.hub.hubs import Hub, eventually
 
+from .accounts import two, why_not
 from .test_workstation import Broker
 
 __all__ = ["make_hub"]
@@ -53,6 +54,9 @@ def test_a_device_is_named_by_number_by_uuid_or_by_its_beginning(broker: Broker)
     [
         (["cordon"], "say --all"),
         (["cordon", "7"], "No device is called '7'"),
+        (["drain", ""], "No device is called ''"),
+        (["cordon", "\u00b2"], "No device is called"),
+        (["drain", "0", "--all"], "not both"),
         (["cordon", "GPU-none"], "There are: 0 (GPU-"),
         (["drain", "0", "--within", "soon"], "a time such as 90s"),
         (["cordon", "0", "--why", "two\nlines"], "one line"),
@@ -112,6 +116,40 @@ def test_a_copy_of_a_ledger_in_use_can_be_put_in_its_place(broker: Broker, tmp_p
     again = gpuslice("backup", "--ledger", broker.ledger, tmp_path / "copy.sqlite")
     assert again.returncode == 1 and "not there yet" in again.stderr
     Ledger.open(tmp_path / "copy.sqlite").close()
+
+
+@pytest.mark.skipif(bool(why_not()), reason=f"Two accounts: {why_not()}")
+def test_who_may_not_read_the_ledger_is_told_so(broker: Broker, tmp_path: Path) -> None:
+    ana, _ = two(tmp_path)
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    # All is loaded before it is another account, which may not read where Python lies.
+    code = (
+        "import os, sys; from jupyter_gpuslice import cli; import jupyter_gpuslice.broker.ledger; "
+        f"os.setgroups([]); os.setgid({ana.gid}); os.setuid({ana.uid}); "
+        "sys.exit(cli.main(sys.argv[1:]))"
+    )
+    for ledger in (broker.ledger, closed / "ledger.sqlite"):
+        target = ana.home / "copy.sqlite"
+        done = subprocess.run(
+            [sys.executable, "-c", code, "backup", "--ledger", str(ledger), str(target)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+        assert not target.exists()
+
+
+def test_a_second_broker_with_another_ledger_does_not_take_the_socket(
+    broker: Broker, tmp_path: Path
+) -> None:
+    done = gpuslice(
+        "broker", f"--socket={broker.socket}", f"--ledger={tmp_path / 'l'}", "--simulate=t4:1"
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("Another broker serves"), done.stderr
+    assert "A100" in broker.ask("pool")["devices"][0]["name"]
 
 
 def test_status_and_usage_tell_of_the_broker(broker: Broker) -> None:
