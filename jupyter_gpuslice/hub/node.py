@@ -165,9 +165,10 @@ class Node(LeaseApi):
 
     async def start(self) -> None:
         """Take over the sessions that live, free those that do not, and begin to measure."""
-        if self._node.ledger.fresh:
+        if self._node.ledger.fresh and self._url:
             # The first start, or the ledger was lost. Only then is a process's own word taken
-            # for what it holds: a user could say anything. Other hubs' servers are not ours.
+            # for what it holds: a user could say anything. Other hubs' servers are not ours, and
+            # without an address there are none.
             for session in await asyncio.to_thread(sessions):
                 if session.grant.get("url") == self._url:
                     self._adopt(session)

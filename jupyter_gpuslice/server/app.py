@@ -206,7 +206,7 @@ class GpuSliceApp(ExtensionApp):
                 path,
                 simulate=settings.simulate,
                 reserve_mib=settings.reserve_mib,
-                grant=os.environ.get(GRANT, "") or await self._ask_machine(),
+                grant=await self._grant(),
                 share=os.environ.get(SHARE, ""),
                 log=self.log,
             )
@@ -218,11 +218,12 @@ class GpuSliceApp(ExtensionApp):
         else:
             await self._serve(runtime, found)
 
-    async def _ask_machine(self) -> str:
-        """What the machine's own broker gives this session; "" where there is none."""
+    async def _grant(self) -> str:
+        """What a hub or the machine's own broker gives this session; "" where there is neither."""
+        given = os.environ.get(GRANT, "")
         socket = "" if os.environ.get(SHARE) else broker_socket(self.gpuslice.broker)
-        if not socket:
-            return ""
+        if not socket or (given and not of_machine(given)):
+            return given
         upstream = Upstream(socket, self._waits, self.log)
         grant = await upstream.obtain(self.gpuslice.session_request)
         text = json.dumps(grant, separators=(",", ":"))
@@ -331,6 +332,18 @@ class GpuSliceApp(ExtensionApp):
         if self._following is not None:
             self._following.cancel()
         self._folder.close()
+
+
+def of_machine(grant: str) -> bool:
+    """Whether a grant is that of a machine's broker.
+
+    Then it is another server's, in whose terminal this one was started: both would give the same
+    slice to their kernels.
+    """
+    try:
+        return bool(json.loads(grant)["url"] == "")
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def ledger_path(setting: str) -> Path:

@@ -67,8 +67,9 @@ class Workstation(Node):
     def _lease_for(self, caller: Peer, chosen: Selection) -> Lease:
         process = caller.process
         assert process is not None  # noqa: S101 - for the type checker
+        # Two slashes: no server of a hub is called so, or starting it would end this process.
         holder = Holder(
-            "session", f"{caller.user}/{process.pid}", caller.user, f"process {process.pid}"
+            "session", f"{caller.user}//{process.pid}", caller.user, f"process {process.pid}"
         )
         holding = Holding(holder, (process,))
         try:

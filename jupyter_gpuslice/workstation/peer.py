@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import grp
 import json
 import os
@@ -11,8 +13,11 @@ import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from tornado.httpserver import HTTPServer
 from tornado.httputil import HTTPServerRequest
+from tornado.iostream import IOStream
 from tornado.netutil import bind_unix_socket
 
 from ..devices.process import Process
@@ -22,6 +27,9 @@ from ..server.api import ApiError, Caller
 
 LONGEST_PATH = 107
 """Bytes of a Unix socket's path, see unix(7)."""
+
+MOST_CONNECTIONS = 128
+"""Of one account at a time."""
 
 _UCRED = struct.Struct("3i")
 """``struct ucred``: pid, uid and gid, see unix(7)."""
@@ -49,21 +57,18 @@ def peer_of(sock: socket.socket) -> Peer:
     nobody can set others without being root.
     """
     try:
-        pid, uid, _ = _UCRED.unpack(
-            sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-        )
+        pid, uid, _ = _credentials(sock)
         process = Process.of(pid)
-        owner = os.stat(f"/proc/{pid}").st_uid
-    except (OSError, ProcessLookupError) as error:
+        owner = _acts_as(pid)
+    except (OSError, ValueError, StopIteration) as error:
         raise ApiError(
             401,
             "unauthorized",
             "The broker cannot see the process that asks.",
             "It has to run on this machine, and to live while it asks.",
         ) from error
-    if owner != uid and owner != 0:
-        # The pid has a new owner: whoever connected is gone. (What is not readable belongs to
-        # root in /proc, whoever runs it.)
+    if owner != uid:
+        # The pid has a new owner: whoever connected is gone, and has left the socket to a child.
         raise ApiError(401, "unauthorized", "The process that asked is gone.")
     return Peer(
         name_of(uid),
@@ -71,6 +76,21 @@ def peer_of(sock: socket.socket) -> Peer:
         process=process,
         groups=groups_of(uid),
     )
+
+
+def _credentials(sock: socket.socket) -> tuple[int, int, int]:
+    """Pid, uid and gid of whoever connected."""
+    text = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    pid, uid, gid = _UCRED.unpack(text)
+    return pid, uid, gid
+
+
+def _acts_as(pid: int) -> int:
+    """The effective uid of a process. The owner of ``/proc/pid`` is root's for what cannot be
+    traced, whoever runs it. Source: proc_pid_status(5)."""
+    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as status:
+        line = next(line for line in status if line.startswith("Uid:"))
+    return int(line.split()[2])
 
 
 def name_of(uid: int) -> str:
@@ -120,6 +140,27 @@ def _spoken_for(peer: Peer, told: str) -> Caller:
     return HUB if hub else Caller(user, admin=admin)
 
 
+class PeerServer(HTTPServer):
+    """Keeps so many connections of one account open at a time: each is a file, which all need.
+
+    A hub needs one for each server that starts, so those who may do everything are not counted.
+    """
+
+    def initialize(self, *args: Any, **more: Any) -> None:
+        super().initialize(*args, **more)
+        self._streams: dict[int, list[IOStream]] = {}
+
+    def handle_stream(self, stream: IOStream, address: Any) -> None:
+        uid = _credentials(stream.socket)[1]
+        if uid not in (0, os.geteuid()):
+            open_ = [each for each in self._streams.get(uid, ()) if not each.closed()]
+            if len(open_) >= MOST_CONNECTIONS:
+                stream.close()
+                return
+            self._streams[uid] = [*open_, stream]
+        super().handle_stream(stream, address)
+
+
 class PeerDoor:
     """Lets in every account of the machine, as the one that it is."""
 
@@ -131,7 +172,8 @@ class PeerDoor:
         sock = getattr(stream, "socket", None)
         if sock is None:
             raise ApiError(401, "unauthorized", "The process that asked is gone.")
-        peer = peer_of(sock)
+        # Accounts may be those of a directory service, which may take its time.
+        peer = await asyncio.to_thread(peer_of, sock)
         told = self.request.headers.get(FOR)
         return peer if told is None else _spoken_for(peer, told)
 
@@ -150,6 +192,24 @@ def listen(path: Path, mode: int) -> socket.socket:
                 f"Others may write in {path.parent}, and could put a socket of their own there. "
                 "Choose another folder."
             )
+        if _answers(path):
+            raise ServiceError(
+                f"Another broker serves {path} already. Two would grant the same GPUs twice: stop "
+                "that one first."
+            )
         return bind_unix_socket(str(path), mode=mode, backlog=1024)
     except (OSError, ValueError) as error:
         raise ServiceError(f"The socket {path} cannot be made: {error}.") from error
+
+
+def _answers(path: Path) -> bool:
+    """Whether somebody listens at a Unix socket, busy or not."""
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as sock:
+        sock.setblocking(False)
+        try:
+            sock.connect(str(path))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+    return True

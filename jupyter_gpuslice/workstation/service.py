@@ -10,7 +10,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tornado.httpserver import HTTPServer
 from tornado.web import Application
 
 from ..broker.ledger import Ledger
@@ -22,7 +21,7 @@ from ..hub.profiles import ProfileError, load_profiles
 from ..hub.upkeep import ServiceError, greeting, locked, look_after, more_files, patiently
 from ..server.address import SOCKET
 from .node import Workstation, anything
-from .peer import PeerDoor, listen
+from .peer import PeerDoor, PeerServer, listen
 
 log = logging.getLogger("jupyter_gpuslice.broker")
 
@@ -99,7 +98,7 @@ async def serve(settings: Settings, profiles: Profiles | None) -> None:
     node = Workstation.of(machine, source, ledger, "", hub_began=0.0)
     node.profiles = profiles or anything(len(machine.devices))
     await node.start()
-    server = HTTPServer(Application(routes("/", node, PeerDoor)), max_body_size=MOST_BODY)
+    server = PeerServer(Application(routes("/", node, PeerDoor)), max_body_size=MOST_BODY)
     server.add_socket(listen(settings.socket, mode=0o666))
     looking = asyncio.create_task(look_after(node))
     log.info("%s", greeting(node))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import pwd
+import signal
 import socket
 import stat
 import subprocess
@@ -28,6 +30,8 @@ from jupyter_gpuslice.server.link import Link, LinkError
 from jupyter_gpuslice.server.upstream import URL
 from jupyter_gpuslice.workstation.node import Workstation, anything
 from jupyter_gpuslice.workstation.peer import FOR, PeerDoor, groups_called, listen, name_of, peer_of
+
+from .accounts import two, why_not
 
 
 @pytest.fixture
@@ -61,6 +65,53 @@ def test_a_process_that_is_gone_is_nobody(tmp_path: Path) -> None:
     server.close()
 
 
+@pytest.mark.skipif(bool(why_not()), reason=f"Two accounts: {why_not()}")
+def test_a_process_of_roots_that_has_the_pid_of_one_that_is_gone_is_not_the_caller(
+    tmp_path: Path,
+) -> None:
+    ana, _ = two(tmp_path)
+    path = tmp_path / "s"
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(path))
+    server.listen()
+    path.chmod(0o666)
+    # The one that connects ends, and its child keeps the connection.
+    code = (
+        "import os, socket, sys, time; s = socket.socket(socket.AF_UNIX); "
+        f"s.connect({str(path)!r}); pid = os.fork(); pid or time.sleep(60); "
+        "print(os.getpid(), pid, flush=True)"
+    )
+    command = [*ana.prefix, sys.executable, "-c", code]
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert started.stdout is not None
+    connected, child = map(int, started.stdout.readline().split())
+    end, _ = server.accept()
+    started.wait()
+    thief = None
+    try:
+        for _ in range(200):
+            Path("/proc/sys/kernel/ns_last_pid").write_text(str(connected - 1))
+            thief = subprocess.Popen(["sleep", "60"])
+            if thief.pid == connected:
+                break
+            thief.kill()
+            thief.wait()
+        else:
+            pytest.skip("another process was faster each time")
+        with pytest.raises(ApiError) as error:
+            peer_of(end)
+        assert error.value.status == 401
+    except OSError as error:
+        pytest.skip(f"no pid can be chosen here: {error}")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        if thief is not None:
+            thief.kill()
+            thief.wait()
+        end.close()
+        server.close()
+
+
 def test_an_account_without_a_name_has_one_that_no_account_can_have() -> None:
     assert name_of(3_999_999_999) == "#3999999999"
     assert groups_called("#3999999999") == frozenset()
@@ -74,6 +125,23 @@ def test_a_socket_lets_in_whom_it_should(tmp_path: Path, mode: int, kind: str) -
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o755
     # A socket that an earlier broker left is no hindrance.
     listen(path, mode).close()
+
+
+def test_a_socket_at_which_somebody_answers_is_left_to_them(tmp_path: Path) -> None:
+    first = listen(tmp_path / "s", 0o666)
+    with pytest.raises(ServiceError, match="Another broker serves"):
+        listen(tmp_path / "s", 0o666)
+    # Not even when it is too busy to answer, and the first one still has it.
+    first.listen(0)
+    waiting = [socket.socket(socket.AF_UNIX) for _ in range(4)]
+    for each in waiting:
+        each.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            each.connect(str(tmp_path / "s"))
+    with pytest.raises(ServiceError, match="Another broker serves"):
+        listen(tmp_path / "s", 0o666)
+    for each in (*waiting, first):
+        each.close()
 
 
 def test_a_socket_where_others_could_put_theirs_is_refused(tmp_path: Path) -> None:
@@ -164,3 +232,23 @@ def test_words_that_say_nothing_of_whom_are_refused(tmp_path: Path, told: Any) -
         assert (refused.value.status, refused.value.reason) == (400, "bad_request")
 
     served(tmp_path, work)
+
+
+def test_what_a_process_says_that_it_holds_is_not_believed_where_no_hub_said_so(
+    tmp_path: Path,
+) -> None:
+    """A new ledger, and a process with a grant of its own making for all there is."""
+    device = SimulatedSource("a100-80gb:1").devices()[0]
+    all_of_it = {"device": device.uuid, "memory_mib": 1024, "compute_percent": 100}
+    grant = {"lease": "mine", "request": "1", "url": "", "slices": [all_of_it]}
+    environ = {"JUPYTERHUB_USER": "root", "JUPYTER_GPUSLICE_GRANT": json.dumps(grant)}
+    liar = subprocess.Popen(["sleep", "60"], env={**os.environ, **environ})
+    try:
+
+        async def work(node: Workstation, link: Link) -> None:
+            assert node.broker.leases() == []
+
+        served(tmp_path, work)
+    finally:
+        liar.kill()
+        liar.wait()

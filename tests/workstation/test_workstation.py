@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -12,9 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from jupyter_gpuslice.hub.node import HUB
 from jupyter_gpuslice.kernel.client import Client
+from jupyter_gpuslice.server.link import Link
+from jupyter_gpuslice.server.upstream import URL
+from jupyter_gpuslice.workstation.peer import FOR, MOST_CONNECTIONS, told_for
 from tests.server.served import Served
 
 from .accounts import Account, two, why_not
@@ -307,3 +313,90 @@ def test_profiles_bind_who_asks_at_the_socket(make: Any, tmp_path: Path) -> None
     ben.stop()
     ana = make.lab(make.ana, broker, "--GpuSlice.session_request=1").opened()
     assert ana.pool()["devices"][0]["compute_percent"] == 100
+
+
+FLOOD = """
+import socket, sys, time
+open_ = []
+for _ in range(400):
+    try:
+        one = socket.socket(socket.AF_UNIX)
+        one.connect(sys.argv[1])
+        open_.append(one)
+    except OSError:
+        time.sleep(0.01)
+print(len(open_), flush=True)
+time.sleep(60)
+"""
+
+
+def test_an_account_that_opens_connections_without_end_keeps_nobody_else_out(make: Any) -> None:
+    broker = make.broker()
+    flood = subprocess.Popen(
+        [*make.ana.prefix, sys.executable, "-c", FLOOD, str(broker.socket)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=make.ana.home,
+    )
+    try:
+        assert flood.stdout is not None and int(flood.stdout.readline()) > MOST_CONNECTIONS
+        held = eventually(
+            lambda: (n := len(psutil.Process(broker.process.pid).net_connections("unix"))) and n,
+            "the broker's connections",
+        )
+        assert held < MOST_CONNECTIONS + 30
+        assert broker.as_account(make.ben, "GET", "pool")["devices"]
+        assert broker.ask("pool")["devices"]
+    finally:
+        flood.kill()
+        flood.wait()
+    # Those that are closed do not count any more.
+    eventually(lambda: "devices" in _answer(broker, make.ana), "ana's own turn")
+
+
+def _answer(broker: Broker, account: Account) -> Any:
+    try:
+        return broker.as_account(account, "GET", "pool")
+    except AssertionError:
+        return {}
+
+
+def test_a_server_in_anothers_terminal_has_a_slice_of_its_own(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = make.broker()
+    outer = make.lab(make.ana, broker, "--GpuSlice.session_request=0.5").opened()
+    (lease,) = broker.leases()
+    grant = broker.ask(f"leases/{lease['id']}/grant")
+    monkeypatch.setenv("JUPYTER_GPUSLICE_GRANT", json.dumps(grant))
+    inner = make.lab(make.ana, broker, "--GpuSlice.session_request=0.25").opened()
+    assert inner.pool()["devices"][0]["compute_percent"] == 25
+    assert outer.pool()["devices"][0]["compute_percent"] == 50
+    assert broker.free() == 0.25
+
+
+def test_a_hubs_server_that_is_called_as_a_process_does_not_end_that_process(make: Any) -> None:
+    """JupyterHub 5 lets users call their servers by a number; a new start ends the last one's."""
+    broker = make.broker()
+    code = "import sys, time; exec(sys.argv.pop(1)); time.sleep(600)"
+    process = subprocess.Popen(
+        [
+            *(*make.ana.prefix, sys.executable, "-u", "-c", code, ASK),
+            *(broker.url, "POST", "leases", '{"request": "0.25"}', ""),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=make.ana.home,
+    )
+    try:
+        assert process.stdout is not None
+        lease = json.loads(process.stdout.readline())
+        holder = {"kind": "session", "id": f"{make.ana.name}/{process.pid}"}
+        asked = {"request": "0.25", "holder": holder}
+        link = Link(URL, {FOR: told_for(HUB, True)}, str(broker.socket))
+        started = asyncio.run(link.call("POST", "leases", asked))
+        assert started["id"] != lease["id"] and process.poll() is None
+        assert broker.free() == 0.5
+    finally:
+        process.kill()
+        process.wait()
