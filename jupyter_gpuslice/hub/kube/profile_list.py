@@ -7,7 +7,7 @@ Source: KubeSpawner 7, ``KubeSpawner.profile_list`` (kubespawner/spawner.py).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pprint import pformat
 from typing import Any
@@ -19,6 +19,7 @@ from ..choice import Choice, Profile, listed
 from ..profiles import load_profiles
 from .cluster import Cluster, Product
 from .dialects import DIALECTS, Dialect, PodContext
+from .family import Family, families, probes
 from .patch import SHARE_VARIABLE, CannotExpressError, Manifest, PodPatch, share_of
 
 OPTION = "request"
@@ -229,7 +230,7 @@ class _Maker:
         most = self.profile.custom_max
         if most is None:
             return None
-        for family in _families(most):
+        for family in families(most):
             template = self._template(family)
             if template is not None:
                 return {
@@ -247,11 +248,11 @@ class _Maker:
         )
         return None
 
-    def _template(self, family: _Family) -> dict[str, Any] | None:
+    def _template(self, family: Family) -> dict[str, Any] | None:
         """The override of all requests of a family, ``{value}`` for what users write; ``None`` if
         there is none: it is made of one request and held against the others."""
         try:
-            said = {number: self._said(family, number) for number in _probes(family.most)}
+            said = {number: self._said(family, number) for number in probes(family.most)}
         except CannotExpressError:
             return None
         for number in sorted(said, reverse=True)[:4]:
@@ -263,7 +264,7 @@ class _Maker:
                     return made
         return None
 
-    def _said(self, family: _Family, number: int) -> dict[str, Any]:
+    def _said(self, family: Family, number: int) -> dict[str, Any]:
         text = family.request(number)
         request = GpuRequest.parse(text)
         patch = self.dialect.patch(request, self.pod)
@@ -338,60 +339,6 @@ def _anywhere(manifest: Manifest) -> Manifest:
     return {**manifest, "metadata": metadata}
 
 
-@dataclass(frozen=True)
-class _Family:
-    """Requests that differ in one number, from 1 to ``most``, and how users write it."""
-
-    label: str
-    most: int
-    pattern: str
-    text: Callable[[int], str]
-    request: Callable[[int], str]
-
-
-def _families(most: GpuRequest) -> Iterator[_Family]:
-    """What users may write below a limit: the likeliest first."""
-    model = f"{most.model}:" if most.model else ""
-
-    def plain(label: str, most: int, unit: str = "") -> _Family:
-        return _Family(label, most, numbers_up_to(most), str, lambda n: f"{model}{n}{unit}")
-
-    def fraction(n: int) -> str:
-        return f"0.{n:02}"
-
-    if most.whole and most.count > 1:
-        yield plain("GPUs", most.count)
-    elif most.fraction is not None:
-        hundredths = 99 if most.whole else int(most.fraction * 100)
-        yield _Family(
-            "Part of a GPU",
-            hundredths,
-            rf"0\.(?:{_two_digits_up_to(hundredths)})",
-            fraction,
-            lambda n: f"{model}{fraction(n)}",
-        )
-        yield _Family(
-            "Percent of a GPU",
-            hundredths,
-            numbers_up_to(hundredths),
-            str,
-            lambda n: f"{model}{fraction(n)}",
-        )
-    elif most.memory_mib is not None:
-        compute = f"/{most.compute_percent}%" if most.compute_percent is not None else ""
-        if most.memory_mib >= 1024:
-            yield plain("Memory in GiB", most.memory_mib // 1024, f"GiB{compute}")
-        yield plain("Memory in MiB", most.memory_mib, f"MiB{compute}")
-
-
-def _probes(most: int) -> list[int]:
-    """All numbers, or of many those at which the way of writing changes."""
-    if most <= 128:
-        return list(range(1, most + 1))
-    edges = {10**n + d for n in range(1, len(str(most))) for d in (-1, 0, 1)}
-    return sorted({n for n in {1, 2, 1023, 1024, 1025, most // 3, most} | edges if n <= most})
-
-
 def _insertions(text: str) -> tuple[Callable[[str], str], Callable[[str], str]]:
     """``{value}`` in place of a text: where it stands alone, and wherever it stands."""
     return (
@@ -410,31 +357,3 @@ def _replaced(said: Any, change: Callable[[str], str]) -> Any:
 
 def _filled(template: Any, value: str) -> Any:
     return _replaced(template, lambda text: text.replace("{value}", value))
-
-
-def numbers_up_to(most: int) -> str:
-    """A regular expression of the whole numbers from 1 to ``most``, without leading zeros."""
-    digits = str(most)
-    parts = [f"[1-9]{_any_digits(n)}" for n in range(len(digits) - 1)]
-    return "|".join([*parts, *_same_length(digits, 1), digits])
-
-
-def _two_digits_up_to(most: int) -> str:
-    """The same of 01 to at most 99."""
-    digits = f"{most:02}"
-    if most < 10:
-        return f"0[1-{most}]"
-    return "|".join(["0[1-9]", *_same_length(digits, 1), digits])
-
-
-def _same_length(digits: str, lowest: int) -> Iterator[str]:
-    """Patterns of the smaller numbers of the same length, the first digit from ``lowest``."""
-    for place, digit in enumerate(digits):
-        rest = len(digits) - place - 1
-        least = 0 if place else lowest
-        if int(digit) > least:
-            yield f"{digits[:place]}[{least}-{int(digit) - 1}]{_any_digits(rest)}"
-
-
-def _any_digits(count: int) -> str:
-    return "" if count == 0 else "[0-9]" if count == 1 else f"[0-9]{{{count}}}"

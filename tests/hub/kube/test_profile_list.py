@@ -24,13 +24,13 @@ from traitlets.config import Config
 from jupyter_gpuslice import cli
 from jupyter_gpuslice.hub.choice import Profile
 from jupyter_gpuslice.hub.kube.dialects import DIALECTS, Dialect, PodContext
+from jupyter_gpuslice.hub.kube.family import numbers_up_to
 from jupyter_gpuslice.hub.kube.patch import SHARE_VARIABLE, CannotExpressError, share_of
 from jupyter_gpuslice.hub.kube.pod import apply
 from jupyter_gpuslice.hub.kube.profile_list import (
     Converted,
     convert,
     for_everybody,
-    numbers_up_to,
 )
 from jupyter_gpuslice.hub.profiles import parse_profiles
 from jupyter_gpuslice.request import GpuRequest
