@@ -6,9 +6,9 @@
 
 from jupyter_gpuslice.hub import configure
 
-# Where people use the machine's GPUs without the hub as well, both take them from the machine's own
-# broker (docs/workstation.md): broker="/run/jupyter-gpuslice/broker.sock".
-configure(c, profiles="profiles.yaml")
+# The GPUs are those of the machine's own broker, a service of the system (hub_config/workstation).
+# Those who work on the machine without the hub take theirs from it as well.
+configure(c, profiles="profiles.yaml", broker="/run/jupyter-gpuslice/broker.sock")
 c.JupyterHub.spawner_class = "gpuslice-systemd"
 
 # Which devices a server may open is settled by its lease. These bound the rest of it.

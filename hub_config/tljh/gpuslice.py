@@ -21,7 +21,9 @@ class GpuSliceUserCreatingSpawner(GpuSliceSystemdSpawner, UserCreatingSpawner):
 # TLJH reads this file by itself, so what `tljh-config` sets is not in `c` yet.
 c.JupyterHub.base_url = load_config()["base_url"]
 
-configure(c, profiles="profiles.yaml", ledger="/opt/tljh/state/jupyter_gpuslice.sqlite")
+# The GPUs are those of the machine's own broker, a service of the system (hub_config/workstation).
+# Those who work on the machine without the hub take theirs from it as well.
+configure(c, profiles="profiles.yaml", broker="/run/jupyter-gpuslice/broker.sock")
 c.JupyterHub.spawner_class = GpuSliceUserCreatingSpawner
 
 # By its whole path: it is the users' environment that is on their servers' path, not the hub's.

@@ -16,6 +16,7 @@ from traitlets.config.loader import PyFileConfigLoader
 
 from tests.fakes import systemd
 from tests.fakes.nvml import FakeNvml
+from tests.workstation.test_workstation import Broker
 
 from .hubs import LIGHT, Hub
 from .test_systemd import environ, machine, show
@@ -34,14 +35,6 @@ c.SystemdSpawner.unit_name_template = {unit!r}
 c.SystemdSpawner.user_workingdir = {folder!r}
 c.UserCreatingSpawner.user_groups = {{"video": ["ana"]}}
 load_subconfig({file!r})
-
-
-def start_on_the_machine(self):
-    self.environment.update({machine!r})
-    return start_watched(self)
-
-
-_ServiceSpawner.start = start_on_the_machine
 """
 
 
@@ -54,6 +47,8 @@ def test_a_user_has_an_account_and_the_leased_devices(
     root.mkdir()
     config.mkdir()
     shutil.copy(GIVEN / "profiles.yaml", config)
+    here = [f"{name}={value}" for name, value in machine.env.items()]
+    broker = Broker(tmp_path, prefix=["env", *here])
     unit = f"gpuslice-tljh-{os.getpid()}"
     hub = Hub(
         root,
@@ -68,7 +63,6 @@ def test_a_user_has_an_account_and_the_leased_devices(
             unit=f"{unit}-{{USERNAME}}",
             folder=str(tmp_path),
             file=str(config / "gpuslice.py"),
-            machine=machine.env,
         ),
     )
     # The configuration that is tried is the only one that knows of us.
@@ -79,7 +73,7 @@ def test_a_user_has_an_account_and_the_leased_devices(
     port = hub.service_url.rpartition(":")[2]
     text = (GIVEN / "gpuslice.py").read_text()
     for given, here in (
-        ("/opt/tljh/state/jupyter_gpuslice.sqlite", str(tmp_path / "ledger.sqlite")),
+        ("/run/jupyter-gpuslice/broker.sock", str(broker.socket)),
         ('"profiles.yaml",', f'"profiles.yaml", port={port},'),
         ('["/opt/tljh/user/bin/jupyterhub-singleuser"]', repr([sys.executable, *LIGHT])),
     ):
@@ -92,14 +86,16 @@ def test_a_user_has_an_account_and_the_leased_devices(
         assert accounts.read_text() == "jupyter-ana: video\n"
         lease = hub.lease_of("ana")
         assert lease["state"] == "active" and lease["request"] == "0.25"
+        assert [x["id"] for x in broker.leases()] == [lease["id"]]
         assert hub.server("ana").pid == int(show(environ, f"{unit}-ana", "MainPID"))
         assert "closed" in show(environ, f"{unit}-ana", "DevicePolicy")
         assert "/dev/nvidiactl rw" in show(environ, f"{unit}-ana", "DeviceAllow")
         hub.end("ana")
         assert not hub.leases()
-        assert (tmp_path / "ledger.sqlite").exists()
+        assert [x["id"] for x in broker.leases()] == []
     finally:
         hub.stop()
+        broker.stop()
 
 
 def test_it_is_under_the_address_that_tljh_config_says(
