@@ -105,15 +105,20 @@ def beyond_limits(request: GpuRequest, terms: Terms) -> str:
     return ""
 
 
-def not_now(request: GpuRequest, terms: Terms, standing: Standing) -> tuple[str, bool]:
-    """Why a user cannot have it now, and whether waiting in the queue may help."""
+def not_now(
+    request: GpuRequest, terms: Terms, standing: Standing, unknown: float = 0.0
+) -> tuple[str, bool]:
+    """Why a user cannot have it now, and whether waiting in the queue may help.
+
+    ``unknown`` is what a request counts as whose worth its text does not say.
+    """
     if request.kind == "none":
         return "", False
     used = standing.gpu_hours
     if terms.gpu_hours is not None and used is not None and used >= terms.gpu_hours:
         return f"Your {terms.gpu_hours:g} GPU-hours of 7 days are used up.", False
     most = terms.concurrent
-    if most is not None and standing.held + worth(request) > most + ROUNDING:
+    if most is not None and standing.held + (worth(request) or unknown) > most + ROUNDING:
         return f"You hold {gpus(standing.held)} of the {most:g} that you may hold at once", True
     return "", False
 

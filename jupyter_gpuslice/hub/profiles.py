@@ -113,6 +113,10 @@ def _rule(n: int, item: Mapping[str, Any], faults: Faults) -> Rule:
         if name in ("lifetime", "idle") and value is not None:
             with faults.noted():
                 terms[name] = _ttl(where, value, key)
+        elif value != value:
+            # `.nan`, which is within all bounds.
+            message = f"{shown(value)} is not a number."
+            faults.add(ProfileError(message, where=f"{where}.{key}", hint="Write 2, or 0.5."))
         else:
             terms[name] = value
     if not terms and not faults.within(where):

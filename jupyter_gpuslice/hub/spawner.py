@@ -165,7 +165,11 @@ class GpuSliceSpawner(_Base):  # type: ignore[misc]
         For spawners whose cluster knows nothing of the hub's policies. There a GPU-hour is the
         cluster's to count.
         """
-        words, _ = not_now(chosen.request, chosen.terms, Standing(self.held_elsewhere()))
+        held = self.held_elsewhere()
+        # An amount of memory counts as the others are counted: as whole devices. The only one may
+        # be a part of what the user may have.
+        unknown = float(chosen.request.count) if held else 0.0
+        words, _ = not_now(chosen.request, chosen.terms, Standing(held), unknown)
         if words:
             hint = "Stop another server of yours first."
             raise GpuSpawnError(409, "over_quota", f"{words}.", hint)

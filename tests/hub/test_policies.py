@@ -75,6 +75,8 @@ def test_null_lifts_a_limit() -> None:
         ("{concurent: 2}", 3, "concurrent"),
         ("{concurrent: -1}", 3, "minimum of 0"),
         ("{concurrent: many}", 3, "many"),
+        ("{concurrent: .nan}", 3, "nan is not a number"),
+        ("{gpu_hours_per_week: !!float .nan}", 3, "nan is not a number"),
         ("{lifetime: soon}", 3, "is no length of time"),
         ("{idle: 0}", 3, "is no length of time"),
         ("{priority: 1.5}", 3, "1.5"),
@@ -140,6 +142,10 @@ def test_words_tell_what_is_known_and_nothing_else() -> None:
     )
     assert not_now(one, both, Standing(1)) == ("", False)
     assert not_now(GpuRequest.parse("0"), both, Standing(9, 99)) == ("", False)
+    # An amount of memory is of no known worth: it counts as what whoever asks says.
+    memory = GpuRequest.parse("10GiB")
+    assert not_now(memory, both, Standing(2, 0)) == ("", False)
+    assert not_now(memory, both, Standing(2, 0), unknown=1)[0].startswith("You hold 2 GPUs")
 
 
 def test_yaml_says_it_as_people_write_it() -> None:

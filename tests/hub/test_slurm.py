@@ -109,3 +109,38 @@ def test_what_slurm_cannot_give_is_told_before_a_job_is_made() -> None:
     made = spawner({})
     offers = asyncio.run(made.availability(["0.5", "1"])).offers
     assert offers["0.5"].never and not offers["1"].never
+
+
+@pytest.mark.parametrize(
+    ("request_", "most", "fit"),
+    [
+        ("1", 2, 2),
+        ("0.5", 1, 2),
+        ("0.5", 0.75, 1),
+        # How much of a GPU an amount of memory is, nobody knows here: one may be within.
+        ("10GiB", 0.5, 1),
+        ("10GiB", 1, 1),
+        ("10GiB", 2, 2),
+        ("0", 0, 5),
+    ],
+)
+def test_a_users_servers_come_to_no_more_than_they_may_hold_together(
+    request_: str, most: float, fit: int
+) -> None:
+    declared = {
+        "profiles": [{"slug": "own", "request": request_}],
+        "policies": [{"concurrent": most}],
+    }
+    user = SimpleNamespace(name="ana", groups=[], id=1, url="/user/ana/", spawners={})
+    config = Config({"GpuSliceSpawner": {"profiles": declared}})
+    begun = 0
+    for n in range(5):
+        made: Any = GpuSliceSlurmSpawner(config=config, user=user, user_options={})
+        user.spawners[str(n)] = made
+        try:
+            made._chosen = made.within_limits(asyncio.run(made.select({})))
+        except GpuSpawnError as error:
+            assert (error.status_code, error.reason) == (409, "over_quota")
+        else:
+            begun += 1
+    assert begun == fit
