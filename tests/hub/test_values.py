@@ -247,9 +247,52 @@ def test_who_may_reach_whom(
         assert reaches(policies(values(dialect)), source, target, port) is may
 
 
+GROUPS = "groups"
+"""The overlay for peer groups of several pods."""
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "port", "may"),
+    [
+        *((USER, other, port, True) for other in (OTHER, USER) for port in (50000, 50999)),
+        *((USER, other, port, False) for other in (OTHER, USER) for port in (49999, 51000, 22)),
+        (USER, OTHER, SINGLEUSER_PORT, False),
+        (STRANGER, USER, 50000, False),
+        ({"component": "singleuser-server"}, USER, 50000, False),
+        (USER, STRANGER, 50000, False),
+        (USER, HUB, 50000, False),
+        (USER, HUB, HUB_PORT, True),
+        (PROXY, USER, SINGLEUSER_PORT, True),
+    ],
+)
+def test_pods_of_groups_reach_each_others_rendezvous_and_nothing_else(
+    source: dict[str, str], target: dict[str, str], port: int, may: bool
+) -> None:
+    found = merged(values(), of(f"values-{GROUPS}.yaml"))
+    # A pod that stands outside of the chart is closed by nobody's policy but its peer's.
+    assert reaches(policies(found), source, target, port) is may
+
+
+def test_the_ports_that_are_open_are_those_that_programs_are_given() -> None:
+    found = of(f"values-{GROUPS}.yaml")["singleuser"]
+    assert [error.message for error in Draft7Validator(SCHEMA).iter_errors(values(GROUPS))] == []
+    (sysctl,) = found["extraPodConfig"]["securityContext"]["sysctls"]
+    first, last = map(int, sysctl["value"].split())
+    for way in ("ingress", "egress"):
+        (rule,) = found["networkPolicy"][way]
+        assert rule["ports"] == [{"protocol": "TCP", "port": first, "endPort": last}]
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "jupyter-ana"},
+        "spec": {"containers": [{"name": "c", "image": "i"}], **found["extraPodConfig"]},
+    }
+    kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
+
+
 def test_the_policies_are_objects_of_kubernetes() -> None:
     newest = kubernetes_validate.latest_version()
-    for policy in policies(values()):
+    for policy in [*policies(values()), *policies(values(GROUPS))]:
         kubernetes_validate.validate(policy, newest, strict=True)
 
 
