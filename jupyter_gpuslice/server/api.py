@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import cache
 from typing import Any
 
 from ..broker.explain import Refused
@@ -316,21 +317,28 @@ class LeaseApi:
         since = now - USAGE_SECONDS
         with _translated():
             spans = list(runtime.ledger.spans(since, now))
+        # Asked for once each: it may be a directory service that knows.
+        groups_of = cache(lambda user: tuple(self._groups_of(user)) or ("",))
         rows: dict[str, _Sums] = {}
         for span in spans:
             if caller.admin or span.user == caller.user:
-                for key, start, stop in self._parts(span, by, since, now):
+                for key, start, stop in self._parts(span, by, since, now, groups_of):
                     rows.setdefault(key, _Sums()).add(span, start, stop, now)
         return [{by: key, **rows[key].to_dict()} for key in sorted(rows)]
 
     def _parts(
-        self, span: Span, by: str, since: float, now: float
+        self,
+        span: Span,
+        by: str,
+        since: float,
+        now: float,
+        groups_of: Callable[[str], Iterable[str]],
     ) -> Iterable[tuple[str, float, float]]:
         start, stop = max(span.start, since), min(span.stop or now, now)
         if by == "user":
             return [(span.user, start, stop)]
         if by == "group":
-            return [(group, start, stop) for group in self._groups_of(span.user) or ("",)]
+            return [(group, start, stop) for group in groups_of(span.user)]
         days = []
         while start < stop:
             midnight = (start // 86400 + 1) * 86400

@@ -38,6 +38,14 @@ class Workstation(Node):
         super().__init__(*args, **more)
         self._groups_of = groups_called
 
+    async def start(self) -> None:
+        """As a node, and free what this broker's end came between: granted, and to whom not yet
+        written. Whoever asked asks again."""
+        for lease in self.broker.leases():
+            if not lease.processes and lease.holder.id.startswith(f"{lease.holder.user}//"):
+                self.broker.release(lease.id, "The broker ended before it knew the holder.")
+        await super().start()
+
     async def start_anew(self, caller: Caller, body: Any) -> tuple[int, dict[str, Any]]:
         """``POST leases``: 201 or 202, and the lease of the caller's own process.
 

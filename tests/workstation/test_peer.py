@@ -20,11 +20,12 @@ import pytest
 from tornado.httpserver import HTTPServer
 from tornado.web import Application
 
-from jupyter_gpuslice.broker import Ledger
+from jupyter_gpuslice.broker import Holder, Ledger
 from jupyter_gpuslice.devices import SimulatedSource
 from jupyter_gpuslice.hub.handlers import routes
 from jupyter_gpuslice.hub.node import Machine
 from jupyter_gpuslice.hub.upkeep import ServiceError
+from jupyter_gpuslice.request import GpuRequest
 from jupyter_gpuslice.server.api import ApiError
 from jupyter_gpuslice.server.link import Link, LinkError
 from jupyter_gpuslice.server.upstream import URL
@@ -252,3 +253,22 @@ def test_what_a_process_says_that_it_holds_is_not_believed_where_no_hub_said_so(
     finally:
         liar.kill()
         liar.wait()
+
+
+@pytest.mark.parametrize("holding", [0.5, 1])
+def test_a_broker_that_was_killed_while_it_granted_leaves_nothing_held_by_nobody(
+    tmp_path: Path, holding: float
+) -> None:
+    """Between the grant and the name of its process; the rest of the ledger stays."""
+
+    async def work(node: Workstation, link: Link) -> None:
+        mine = await link.call("POST", "leases", {"request": "0.5"})
+        assert mine["state"] == "active"
+        # As the ledger has it in that moment: granted, or waiting.
+        holder = Holder("session", "ana//4711", "ana", "process 4711")
+        lost = node.broker.request(GpuRequest.parse(holding), holder)
+        assert not lost.processes and lost.state == ("granted" if holding == 0.5 else "queued")
+        await Workstation.start(node)
+        assert [lease.id for lease in node.broker.leases()] == [mine["id"]]
+
+    served(tmp_path, work)
