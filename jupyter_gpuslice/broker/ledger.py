@@ -118,10 +118,17 @@ class Ledger:
             ) from error
         try:
             fresh = not file.exists()
-            return cls(_connect(file, fresh), lock, file, fresh)
+            ledger = cls(_connect(file, fresh), lock, file, fresh)
         except BaseException:
             lock.close()
             raise
+        try:
+            # What cannot be read is found out here, where whoever opens it is ready for that.
+            ledger.live()
+        except BaseException:
+            ledger.close()
+            raise
+        return ledger
 
     def close(self) -> None:
         self._db.close()

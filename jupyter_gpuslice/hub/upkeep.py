@@ -55,7 +55,8 @@ async def patiently(
         except (OSError, LedgerError) as error:
             why = later(error)
             if not why or done.is_set():
-                raise ServiceError(getattr(error, "message", str(error))) from error
+                said = getattr(error, "message", str(error))
+                raise ServiceError(f"{said} {getattr(error, 'hint', '')}".strip()) from error
             if time.monotonic() > deadline:
                 raise ServiceError(why) from error
             await asyncio.sleep(0.1)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -108,6 +110,23 @@ def test_a_broker_that_cannot_serve_says_why(
     done = gpuslice("broker", *where, *options)
     assert done.returncode == 1
     assert words in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("damage", ["empty", "garbage", "lease"])
+def test_a_broker_whose_ledger_is_damaged_says_what_to_do(tmp_path: Path, damage: str) -> None:
+    file = tmp_path / "ledger.sqlite"
+    if damage == "lease":
+        Ledger.open(file).close()
+        with closing(sqlite3.connect(file)) as db, db:
+            db.execute(
+                "INSERT INTO lease (id, state, user, created, body) VALUES ('a', 'active', 'ana',"
+                " 1, '{}')"
+            )
+    else:
+        file.write_bytes(b"" if damage == "empty" else b"no ledger" * 1000)
+    done = gpuslice("broker", f"--socket={tmp_path / 's'}", f"--ledger={file}", "--simulate=t4:1")
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    assert "move the file away and start again" in done.stderr
 
 
 def test_a_copy_of_a_ledger_in_use_can_be_put_in_its_place(broker: Broker, tmp_path: Path) -> None:
