@@ -12,6 +12,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import pytest
 from tornado.httpserver import HTTPServer
 from tornado.web import Application
 
-from jupyter_gpuslice.broker import Holder, Ledger
+from jupyter_gpuslice.broker import Holder, Ledger, Slice
 from jupyter_gpuslice.devices import SimulatedSource
 from jupyter_gpuslice.hub.handlers import routes
 from jupyter_gpuslice.hub.node import Machine
@@ -240,10 +241,12 @@ def test_what_a_process_says_that_it_holds_is_not_believed_where_no_hub_said_so(
 ) -> None:
     """A new ledger, and a process with a grant of its own making for all there is."""
     device = SimulatedSource("a100-80gb:1").devices()[0]
-    all_of_it = {"device": device.uuid, "memory_mib": 1024, "compute_percent": 100}
+    all_of_it = Slice(device.uuid, 1024, 100, 100).to_dict()
     grant = {"lease": "mine", "request": "1", "url": "", "slices": [all_of_it]}
     environ = {"JUPYTERHUB_USER": "root", "JUPYTER_GPUSLICE_GRANT": json.dumps(grant)}
     liar = subprocess.Popen(["sleep", "60"], env={**os.environ, **environ})
+    while b"GRANT" not in Path(f"/proc/{liar.pid}/environ").read_bytes():
+        time.sleep(0.01)
     try:
 
         async def work(node: Workstation, link: Link) -> None:
