@@ -83,7 +83,7 @@ class LeasedSpawner(GpuSliceSpawner):
 
     async def reserve(self) -> None:
         """Check the choice, ask for its slice and wait for it."""
-        self._chosen = chosen = await self.select(self.user_options)
+        self._chosen = chosen = await self.select_for_start()
         if chosen.request.kind == "none":
             self._grant = no_grant(self.service_url)
             return

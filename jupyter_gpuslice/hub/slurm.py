@@ -102,7 +102,7 @@ class GpuSliceSlurmSpawner(GpuSliceSpawner, SlurmSpawner):  # type: ignore[misc]
     async def start(self) -> Any:
         # BatchSpawner puts all of the user's options into the script: only checked ones may come
         # so far.
-        self._chosen = chosen = self.within_limits(await self.select(self.user_options))
+        self._chosen = chosen = self.within_limits(await self.select_for_start())
         try:
             Slurm(**self.slurm).gres(chosen.request)
         except CannotExpressError as error:

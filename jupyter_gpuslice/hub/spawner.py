@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub.spawner import Spawner
@@ -78,6 +79,9 @@ class GpuSliceSpawner(_Base):  # type: ignore[misc]
     _chosen: Selection | None = None
     """What the server was started for, from the check of its options to its end."""
 
+    _good_options: Mapping[str, str] = MappingProxyType({})
+    """The last options that were not refused."""
+
     def get_args(self) -> list[str]:
         """With the rule for servers that nobody uses: the server itself knows best.
 
@@ -117,6 +121,22 @@ class GpuSliceSpawner(_Base):  # type: ignore[misc]
             return self.declared().select(options, self.user.name, self.groups())
         except ChoiceError as error:
             raise GpuSpawnError.of(await self._with_what_is_here(error)) from error
+
+    async def select_for_start(self) -> Selection:
+        """The choice that the server starts with. :class:`GpuSpawnError`.
+
+        JupyterHub has noted the options by now, to start with them again: those that were refused
+        would be refused for ever, also to who says nothing next time.
+        """
+        try:
+            chosen = await self.select(self.user_options)
+        except GpuSpawnError as error:
+            if error.status_code in (400, 403) and self.orm_spawner is not None:
+                self.orm_spawner.user_options = dict(self._good_options)
+                self.db.commit()
+            raise
+        self._good_options = chosen.to_options()
+        return chosen
 
     async def _with_what_is_here(self, error: ChoiceError) -> ChoiceError:
         """A refusal whose hint offers only what this machine could grant."""

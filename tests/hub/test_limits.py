@@ -95,6 +95,22 @@ def test_more_than_the_limit_is_refused_by_rest(hub: Hub, request_: str) -> None
     assert not [x for x in hub.leases() if x["holder"]["user"] == "ben"]
 
 
+def test_a_refused_choice_is_not_the_one_of_the_next_start(hub: Hub) -> None:
+    """JupyterHub notes the options of every start that was asked for."""
+    hub.run("rex", {"request": "0.25"})
+    hub.end("rex")
+    for wrong, status in (({"request": "1"}, 403), ({"request": "lots"}, 400), ({"x": 1}, 400)):
+        refusal(hub.spawn("rex", wrong), status)
+        hub.run("rex")
+        assert hub.lease_of("rex")["request"] == "0.25"
+        hub.end("rex")
+    # Who never had a good one gets the default.
+    refusal(hub.spawn("new", {"request": "lots"}), 400)
+    hub.run("new")
+    assert hub.lease_of("new")["request"] == "0.25"
+    hub.end("new")
+
+
 def test_memory_is_counted_by_the_broker_that_knows_the_devices(hub: Hub) -> None:
     assert "50GiB" in refusal(hub.spawn("ben", {"request": "50GiB"}), 409)
     hub.run("ben", {"request": "20GiB"})

@@ -148,7 +148,7 @@ class GpuSliceKubeSpawner(GpuSliceSpawner, KubeSpawner):  # type: ignore[misc]
     async def load_user_options(self) -> None:
         """KubeSpawner's first step: here what was chosen becomes a patch of the pod."""
         self._patch = PodPatch()
-        self._chosen = chosen = self.within_limits(await self.select(self.user_options))
+        self._chosen = chosen = self.within_limits(await self.select_for_start())
         view = await self.view()
         if chosen.request.kind == "none":
             self._patch = DIALECTS["nvidia"].of({}).patch(chosen.request, self._context(view))
