@@ -340,7 +340,7 @@ def test_a_reader_that_leaves_is_no_error(no_servers: Path) -> None:
     os.close(read)
     with open(write, "wb") as pipe:
         done = subprocess.run(
-            [sys.executable, "-m", "jupyter_gpuslice.cli", "status", "--json"],
+            [sys.executable, "-m", "jupyter_gpuslice.cli", "doctor", "--json"],
             stdout=pipe,
             stderr=subprocess.PIPE,
             timeout=60,
