@@ -9,12 +9,12 @@ from urllib.parse import urlencode
 
 from jupyterhub.services.auth import HubOAuthCallbackHandler, HubOAuthenticated
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError
-from tornado.web import RedirectHandler
+from tornado.web import HTTPError, RedirectHandler
 
 from ..server.api import ApiError, Caller
 from .frame import Frame, content_policy
 from .handlers import Handler, Route, routes
-from .node import HUB
+from .node import HUB, Hub
 from .page import error_page
 from .shown import Shown
 
@@ -61,6 +61,21 @@ class HubDoor(HubOAuthenticated):
             for scope in user["scopes"]
         )
         return Caller(user["name"], admin=scraper or admin)
+
+    async def still(self) -> bool:
+        if isinstance(self.caller, Hub):
+            return True
+        auth = self.hub_auth
+        try:
+            # Past the cache, in which a token that was revoked is good for minutes yet.
+            self._cached_hub_user = await auth.user_for_token(
+                auth.get_token(self), use_cache=False, sync=False
+            )
+            return await self.who() == self.caller
+        except ApiError:
+            return False
+        except HTTPError:
+            return True  # the hub is away: it has taken nothing back
 
     async def learn_groups(self) -> None:
         self.node.groups = await hub_groups(self.hub_auth)

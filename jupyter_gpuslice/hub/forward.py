@@ -7,6 +7,7 @@ account.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 from urllib.parse import quote
@@ -21,7 +22,7 @@ from ..server.link import CALL_SECONDS, client_of
 from ..workstation.peer import FOR, told_for
 from .door import HubDoor
 from .frame import content_policy
-from .handlers import Handler, Route
+from .handlers import ALIVE_SECONDS, Handler, Route
 from .node import Hub
 from .page import error_page, index_page
 
@@ -105,6 +106,7 @@ class ForwardEvents(_Asking):
             header_callback=self._look,
             streaming_callback=self._pass_on,
         )
+        watch = asyncio.ensure_future(self._look_after())
         try:
             await client_of(self.socket).fetch(request)
         except HTTPClientError as error:
@@ -115,6 +117,16 @@ class ForwardEvents(_Asking):
         except (OSError, StreamClosedError) as error:
             if not self._headers_written:
                 raise silent() from error
+        finally:
+            watch.cancel()
+
+    async def _look_after(self) -> None:
+        """End the stream when its reader has lost the right to read it."""
+        while True:
+            await asyncio.sleep(ALIVE_SECONDS)
+            if not await self.still():
+                # The broker's next line, which comes as often, finds it so.
+                self._gone = True
 
     def _look(self, line: str) -> None:
         if line.startswith("HTTP/"):

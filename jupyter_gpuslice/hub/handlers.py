@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 POOL_SECONDS = 2.0
 """News of the pool come at most so often."""
 ALIVE_SECONDS = 20.0
-"""An empty line on a silent stream, so that a reader that is gone is noticed."""
+"""An empty line on a silent stream, so that a reader that is gone is noticed. As often it is asked
+whether the reader may still read it."""
 MOST_REQUESTS = 200
 MOST_BODY = 1 << 20
 MOST_STREAMS = 32
@@ -54,6 +55,10 @@ class Handler(RequestHandler):
         A *door* says it, which `routes` puts before each of these classes.
         """
         raise NotImplementedError
+
+    async def still(self) -> bool:
+        """Whether the caller, let in a while ago, would be let in now."""
+        return True
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         error = kwargs.get("exc_info", (None, None, None))[1]
@@ -225,6 +230,8 @@ class Events(Handler):
             try:
                 await asyncio.wait_for(self._closed.wait(), ALIVE_SECONDS)
             except asyncio.TimeoutError:
+                if not await self.still():
+                    raise _ClientGoneError from None
                 await self._tell(None)
             else:
                 raise _ClientGoneError
@@ -253,7 +260,7 @@ class Events(Handler):
 
 
 class _ClientGoneError(Exception):
-    """The reader of a stream has left."""
+    """The reader of a stream has left, or may not read it any more."""
 
 
 class Metrics(Handler):

@@ -360,6 +360,7 @@ class Node(LeaseApi):
                 self._drain(set(devices), time.time() + within, why)
         except Exception as error:
             raise ApiError.of(error) from error
+        self._node.pool_changed()
         return self.pool(caller)
 
     def _drain(self, devices: set[str], when: float, why: str) -> None:

@@ -122,6 +122,10 @@ class BrokerRuntime:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
+    def pool_changed(self) -> None:
+        """Tell of the pool: something changed in it that is no lease (a cordon)."""
+        self._tell(News("pool"))
+
     def pool_dict(self, viewer: Viewer = EVERYTHING) -> dict[str, Any]:
         """The pool as ``viewer`` may see it (the JSON of ``GET pool``)."""
         return pool_view(self.broker, self.latest, viewer, self.note)

@@ -312,6 +312,24 @@ class Hub:
                         break
         return events
 
+    def revoke(self, user: str, token: str) -> None:
+        """Take a token of a user's back."""
+        mine = {"Authorization": f"token {token}"}
+        me = requests.get(f"{self.url}/hub/api/user", headers=mine, timeout=30)
+        response = self.hub("DELETE", f"users/{user}/tokens/{me.json()['token_id']}")
+        assert response.status_code == 204, response.text
+
+    def end_of_news(self, user: str) -> None:
+        """Read a user's news, take the token back, and wait until the stream has ended."""
+        token = self.user_token(user)
+        with self.gpu("GET", "events", token, stream=True) as news:
+            lines = news.iter_lines()
+            assert json.loads(next(lines))["schema"] == "pool"
+            self.revoke(user, token)
+            deadline = time.monotonic() + DEADLINE
+            for _ in lines:
+                assert time.monotonic() < deadline, "news are told without the right to them"
+
     # The GPU service's REST interface
 
     def gpu(

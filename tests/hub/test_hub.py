@@ -465,6 +465,10 @@ def test_news_reach_a_user_s_server_over_one_stream(hub: Hub) -> None:
     assert told[-1]["slices"][0]["memory_mib"] == HALF
 
 
+def test_a_token_that_is_taken_back_ends_its_stream_of_news(hub: Hub) -> None:
+    hub.end_of_news("ben")
+
+
 def test_usage_is_summed_by_user_group_and_day(hub: Hub) -> None:
     hub.run("mia", {"profile": "slice", "request": "0.5"})
     hub.end("mia")

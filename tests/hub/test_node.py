@@ -158,7 +158,10 @@ def test_an_admin_takes_a_device_out_of_service_and_puts_it_back() -> None:
         (device,) = node.pool(ADMIN)["devices"]
         assert device["cordoned"] is None
         body = {"devices": [device["uuid"]], "cordoned": True, "why": "new fans"}
+        told: list[str] = []
+        node.subscribe(lambda news: told.append(news.kind))
         (device,) = node.operate(ADMIN, body)["devices"]
+        assert "pool" in told  # those who follow the news see it at once
         assert device["cordoned"] == "new fans"
         _, waiting = await node.start_anew(HUB, ask("ana/", "0.5"))
         assert waiting["state"] == "queued"

@@ -136,6 +136,10 @@ def test_news_come_through_line_for_line(hub: Hub, broker: Broker) -> None:
     hub.end("ana", "second")
 
 
+def test_a_token_that_is_taken_back_ends_its_stream_of_news(hub: Hub, broker: Broker) -> None:
+    hub.end_of_news("cleo")
+
+
 def test_a_full_machine_is_told_on_the_progress_page_and_the_turn_comes(
     hub: Hub, broker: Broker
 ) -> None:
