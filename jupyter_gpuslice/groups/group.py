@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -61,12 +61,10 @@ class Group:
     def __post_init__(self) -> None:
         self.ranks = [Rank(number) for number in range(self.workers)]
 
-    def granted(self, lease: str, slices: Iterable[tuple[Slice, ...]]) -> None:
-        """The lease holds; ``slices`` rank by rank."""
-        self.lease = lease
-        self.detail = ""
-        for rank, own in zip(self.ranks, slices, strict=True):
-            rank.slices = own
+    def granted(self, slices: Mapping[int, tuple[Slice, ...]]) -> None:
+        """The leases hold ``slices``, rank by rank."""
+        for rank, own in slices.items():
+            self.ranks[rank].slices = own
         self._changed()
 
     def spawned(self, rank: int, kernel: str, pid: int) -> None:

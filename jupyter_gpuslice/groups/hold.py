@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from ..broker.explain import Refused
 from .group import Group
-from .lease import GroupLease
+from .node import LocalNode
 from .stream import Outbox
 from .team import StepFailedError, Team
 
@@ -32,20 +31,12 @@ def _patience(team: Team) -> asyncio.Event:
 
 
 class Hold:
-    """Takes a group's slices before a cell and gives them back after it.
+    """Takes the slices of a group on this server before a cell and gives them back after it."""
 
-    ``environment(rank)`` is what a rank's slice means in its environment (``None``: unset).
-    """
-
-    def __init__(
-        self,
-        group: Group,
-        lease: GroupLease,
-        environment: Callable[[int], Mapping[str, str | None]],
-    ) -> None:
+    def __init__(self, group: Group, node: LocalNode) -> None:
         self._group = group
-        self._lease = lease
-        self._environment = environment
+        self._node = node
+        self._lease = node.lease
 
     async def take(self, team: Team, outbox: Outbox, instead_of: str | None) -> None:
         """Get the slices back, waiting in the queue if need be, and put them in place.
@@ -63,8 +54,7 @@ class Hold:
             if team.stop.is_set():
                 self._lease.park()
                 return
-            if self._lease.id is not None:
-                self._group.granted(self._lease.id, self._lease.slices())
+            self._node.take_up()
             await self._put_in_place(team, team.stop)
         except BaseException:
             # Held but not in place, the next cell would find its rank without a device.
@@ -92,13 +82,14 @@ class Hold:
 
     async def _lay_down(self, team: Team) -> None:
         """Whatever runs between cells shall find no device."""
-        self._group.granted(self._group.lease or "", [()] * self._group.workers)
+        self._node.lay_down()
         with suppress(StepFailedError):
             # A rank that died meanwhile is started anew without one.
             await self._put_in_place(team, _patience(team))
         self._lease.park()
 
     async def _put_in_place(self, team: Team, stop: asyncio.Event) -> None:
+        self._group.granted(self._node.slices())
         for member in team.everybody():
-            content = {"environment": dict(self._environment(member.rank))}
+            content = {"environment": self._node.slice_environment(member.rank)}
             await team.step([member], "hold", content, stop)

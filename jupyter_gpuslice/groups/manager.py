@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from ..broker.explain import Refused
 from ..broker.lease import Holder, Lease
-from ..devices.device import Device
 from ..devices.process import Process
-from ..isolation.environment import installed_torch, slice_environment
 from .cell import Cell, run
 from .group import Group
 from .hold import Hold
 from .lease import GroupLease
 from .members import Launcher, RankDiedError, StartFailedError
+from .node import LocalNode, Share
 from .plan import Plan
 from .stream import Outbox
 from .team import StepFailedError, Team
-from .torchrun import local_devices, torchrun_environment
 from .watch import watch
 
 Listener = Callable[[str, dict[str, Any]], None]
@@ -152,25 +149,21 @@ class GroupManager:
 
         try:
             await entry.lease.granted(say)
-            torch = await asyncio.to_thread(self._installed_torch, kernel_name)
+            group.detail = ""
             if self._launcher is None:
                 self._launcher = Launcher(self._serverapp)
-            entry.team = Team(
-                group,
+            node = LocalNode(
+                self._serverapp,
+                self._runtime,
                 self._launcher,
-                environment=lambda rank: self._environment(entry, rank, torch),
-                activate=lambda members: entry.lease.activate([m.process for m in members]),
-                renew=lambda instead_of: self._renew(entry, instead_of),
-                kernel_name=kernel_name,
-                cwd=plan.cwd,
-                asked_backend=plan.backend,
+                entry.lease,
+                Share(group.id, group.workers, 0, group.workers),
+                kernel_name,
+                plan.cwd,
             )
+            entry.team = Team(group, [node], plan.backend)
             if plan.hold == "cell":
-                entry.hold = Hold(
-                    group, entry.lease, lambda rank: self._slice_environment(entry, rank, torch)
-                )
-            if entry.lease.id is not None:
-                group.granted(entry.lease.id, entry.lease.slices())
+                entry.hold = Hold(group, node)
             await entry.team.start()
         except (StartFailedError, RankDiedError) as error:
             refused = Refused("start_failed", f"The group did not start: {error}")
@@ -188,61 +181,6 @@ class GroupManager:
         if entry.ending is None:
             entry.starting = None
             await self._end(entry, why)
-
-    async def _renew(self, entry: _Entry, instead_of: str | None) -> None:
-        """All ranks are dead, and the lease is dead with them."""
-        await entry.lease.anew(instead_of)
-        if entry.lease.id is not None:
-            entry.group.granted(entry.lease.id, entry.lease.slices())
-
-    def _slice_environment(
-        self, entry: _Entry, rank: int, torch: tuple[int, int] | None
-    ) -> dict[str, str | None]:
-        own = entry.group.ranks[rank].slices
-        environment = slice_environment(
-            own, self._devices(), entry.lease.isolation, environ=os.environ, torch=torch
-        )
-        visible = self._visible(entry)
-        if visible is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
-        return environment
-
-    def _visible(self, entry: _Entry) -> Sequence[str] | None:
-        """What every rank sees, where all see the same."""
-        return local_devices([member.slices for member in entry.group.ranks], self._devices())
-
-    def _devices(self) -> Sequence[Device]:
-        return [member.device for member in self._runtime.broker.pool] if self._runtime else []
-
-    def _environment(
-        self, entry: _Entry, rank: int, torch: tuple[int, int] | None
-    ) -> dict[str, str]:
-        group, lease = entry.group, entry.lease
-        # Simulated devices are nothing that CUDA could see: such ranks are as on a CPU.
-        kinds = {device.uuid: device.kind for device in self._devices()}
-        held = {slice_.device for member in group.ranks for slice_ in member.slices}
-        real = any(kinds.get(uuid) != "simulated" for uuid in held)
-        environment: dict[str, str | None] = dict(os.environ)
-        environment |= self._slice_environment(entry, rank, torch)
-        environment |= torchrun_environment(
-            rank,
-            group.workers,
-            group.id,
-            alone=real and self._visible(entry) is None,
-            cpus=len(os.sched_getaffinity(0)),
-            inherited=os.environ,
-        )
-        environment["JUPYTER_GPUSLICE_RANK"] = str(rank)
-        environment["JUPYTER_GPUSLICE_GROUP"] = group.id
-        environment["JUPYTER_GPUSLICE_LEASE"] = lease.id
-        return {name: value for name, value in environment.items() if value is not None}
-
-    def _installed_torch(self, kernel_name: str) -> tuple[int, int] | None:
-        try:
-            argv = self._serverapp.kernel_spec_manager.get_kernel_spec(kernel_name).argv
-        except Exception:
-            return None  # told in words when the kernel is started
-        return installed_torch(argv[0]) if argv and os.path.isabs(argv[0]) else None
 
     # Using
 

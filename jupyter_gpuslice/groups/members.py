@@ -78,6 +78,8 @@ class Member:
 
     def __init__(self, rank: int, kernel_id: str, manager: Any, log: Path) -> None:
         self.rank = rank
+        self.node: Any = None
+        """What started it and ends it: `LocalNode`."""
         self.kernel_id = kernel_id
         self.manager = manager
         self.log = log

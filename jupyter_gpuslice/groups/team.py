@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ..broker.explain import Refused
 from . import backend as backends
 from .group import Group
-from .members import Launcher, Member, RankDiedError, StartFailedError
+from .members import Member, RankDiedError, StartFailedError
+from .node import LocalNode, raise_first
 from .together import Outcome, Outcomes, together
 
 Say = Callable[[str], None]
-Environment = Callable[[int], Mapping[str, str]]
 
 MOST_ROUNDS = 4
 """How often ranks that die while others are started anew are started anew themselves."""
@@ -30,33 +29,17 @@ class StepFailedError(Exception):
 class Team:
     """The members of one group. One thing is done at a time: hold ``lock`` for it.
 
-    ``environment(rank)`` is what a rank's kernel is started with; ``activate(members)`` is told
-    whenever their processes changed; ``renew(instead_of)`` gets a new lease when all had died.
+    ``nodes`` start and end them, each its own.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        launcher: Launcher,
-        environment: Environment,
-        activate: Callable[[Sequence[Member]], None],
-        renew: Callable[[str | None], Awaitable[None]],
-        kernel_name: str,
-        cwd: str | None,
-        asked_backend: str,
-    ) -> None:
+    def __init__(self, group: Group, nodes: Sequence[LocalNode], asked_backend: str) -> None:
         self.group = group
         self.lock = asyncio.Lock()
         self.stop = asyncio.Event()
         """Set to end what runs now."""
         self.closing = False
         self.members: dict[int, Member] = {}
-        self._launcher = launcher
-        self._environment = environment
-        self._activate = activate
-        self._renew = renew
-        self._kernel_name = kernel_name
-        self._cwd = cwd
+        self._nodes = nodes
         self._asked = asked_backend
         self._backend = ""
         self._probes: dict[int, Mapping[str, Any]] = {}
@@ -102,10 +85,8 @@ class Team:
         for rank in dead:
             member = self.members.pop(rank, None)
             if member is not None:
-                await self._launcher.end(member, now=True)
-        if len(dead) == self.group.workers:
-            await self._renew(instead_of)
-        await self._spawn(dead)
+                await member.node.end(member, now=True)
+        await self._spawn(dead, instead_of)
         self._broken = True
         self._met -= set(dead)
         for rank in dead:
@@ -121,30 +102,26 @@ class Team:
         members, self.members = list(self.members.values()), {}
         # A rank in the middle of a cell would not heed a polite word.
         busy = {rank.rank for rank in self.group.ranks if rank.state == "busy"}
-        await asyncio.gather(*(self._launcher.end(m, now=now or m.rank in busy) for m in members))
+        await asyncio.gather(*(m.node.end(m, now=now or m.rank in busy) for m in members))
 
-    async def _spawn(self, ranks: Iterable[int]) -> None:
+    async def _spawn(self, ranks: Iterable[int], instead_of: str | None = None) -> None:
+        wanted = set(ranks)
         starting = [
-            self._launcher.spawn(rank, self._kernel_name, self._environment(rank), self._cwd)
-            for rank in ranks
+            node.spawn(sorted(wanted & set(node.ranks)), instead_of)
+            for node in self._nodes
+            if wanted & set(node.ranks)
         ]
         results = await asyncio.gather(*starting, return_exceptions=True)
-        spawned = [result for result in results if isinstance(result, Member)]
-        self.members |= {member.rank: member for member in spawned}
+        spawned = [m for result in results if isinstance(result, list) for m in result]
         try:
-            _raise_first(results)
-            self._not_closing()
-            # In the order of the ranks: what each uses is told by it.
-            self._activate([self.members[rank] for rank in sorted(self.members)])
-            _raise_first(
-                await asyncio.gather(*(m.ready() for m in spawned), return_exceptions=True)
-            )
+            raise_first(results)
             self._not_closing()
         except BaseException:
-            for member in spawned:
-                self.members.pop(member.rank, None)
-            await asyncio.gather(*(self._launcher.end(m, now=True) for m in spawned))
+            await asyncio.gather(*(m.node.end(m, now=True) for m in spawned))
             raise
+        self.members |= {member.rank: member for member in spawned}
+        self.group.lease = next(filter(None, (node.lease_id for node in self._nodes)), None)
+        self.group.granted({rank: own for n in self._nodes for rank, own in n.slices().items()})
         for member in spawned:
             member.on_death = self._died
             self.group.spawned(member.rank, member.kernel_id, member.process.pid)
@@ -290,12 +267,3 @@ def describe(outcome: Outcome) -> str:
     if outcome.status == "restarted":
         return f"Rank {outcome.rank} did not stop and was ended"
     return f"Rank {outcome.rank} {outcome.how or 'is gone'}"
-
-
-def _raise_first(results: Sequence[Any]) -> None:
-    errors = [result for result in results if isinstance(result, BaseException)]
-    for error in errors:
-        if not isinstance(error, (StartFailedError, Refused)):
-            raise error
-    if errors:
-        raise errors[0]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ..broker.lease import Slice
 from ..devices.device import Device
+
+if TYPE_CHECKING:
+    from .node import Share
 
 LOOPBACK = "lo"
 
@@ -28,21 +32,23 @@ def local_devices(ranks: Sequence[Sequence[Slice]], devices: Sequence[Device]) -
 
 def torchrun_environment(
     rank: int,
-    workers: int,
-    run_id: str,
+    share: Share,
     *,
     alone: bool,
     cpus: int,
+    interface: str,
     inherited: Mapping[str, str],
 ) -> dict[str, str]:
     """What ``torchrun`` sets (see its documentation, "Environment Variables").
 
     ``alone`` is for a rank that sees only its own device: it is described as the only worker of a
     node of its own, the one reading of torchrun's rules in which ``set_device(LOCAL_RANK)`` is
-    right. ``MASTER_PORT`` comes later, when the leader has bound it.
+    right. ``interface`` is where the ranks listen for each other. ``MASTER_PORT`` comes later,
+    when the leader has bound it.
     """
-    local = (0, 1, rank, workers) if alone else (rank, workers, 0, 1)
-    local_rank, local_world_size, node, nodes = local
+    workers = share.workers
+    own = (rank - share.first, share.count, share.node, share.nodes)
+    local_rank, local_world_size, node, nodes = (0, 1, rank, workers) if alone else own
     environment = {
         "RANK": rank,
         "LOCAL_RANK": local_rank,
@@ -54,17 +60,17 @@ def torchrun_environment(
         "ROLE_WORLD_SIZE": workers,
         "ROLE_NAME": "default",
         "MASTER_ADDR": "127.0.0.1",
-        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_RUN_ID": share.group,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": 0,
         "TORCHELASTIC_MAX_RESTARTS": 0,
     }
     defaults = {
         # torchrun says 1; with the machine to itself a rank may have its share of it.
-        "OMP_NUM_THREADS": max(1, cpus // workers),
-        # The ranks are on one machine: nothing of theirs listens on other interfaces.
-        "GLOO_SOCKET_IFNAME": LOOPBACK,
-        "NCCL_SOCKET_IFNAME": LOOPBACK,
+        "OMP_NUM_THREADS": max(1, cpus // share.count),
+        # Nothing of theirs listens on other interfaces than the one on which they meet.
+        "GLOO_SOCKET_IFNAME": interface,
+        "NCCL_SOCKET_IFNAME": interface,
         # What ends a rank's wait in C++ is no news for the notebook, with its stack trace.
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         # Abort communicators on errors, but let the process live: its variables are the user's.

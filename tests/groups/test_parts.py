@@ -21,6 +21,7 @@ from jupyter_gpuslice.groups.backend import choose
 from jupyter_gpuslice.groups.cell import Cell
 from jupyter_gpuslice.groups.group import Group, WrongStateError
 from jupyter_gpuslice.groups.members import RankDiedError
+from jupyter_gpuslice.groups.node import Share, shares
 from jupyter_gpuslice.groups.stream import Outbox, translate
 from jupyter_gpuslice.groups.torchrun import local_devices, torchrun_environment
 from jupyter_gpuslice.groups.watch import _poll, watch
@@ -84,12 +85,42 @@ def test_which_devices_a_rank_sees() -> None:
     assert local_devices([(), ()], devices) is None
 
 
+@pytest.mark.parametrize(
+    ("workers", "nodes", "expected"),
+    [(4, 1, [range(4)]), (4, 2, [range(2), range(2, 4)]), (5, 2, [range(3), range(3, 5)])],
+)
+def test_the_ranks_are_spread_over_the_nodes_in_order(
+    workers: int, nodes: int, expected: list[range]
+) -> None:
+    assert [share.ranks for share in shares("g1", workers, nodes)] == expected
+
+
+def test_a_rank_on_another_node_is_described_as_torchrun_would() -> None:
+    share = shares("g1", 5, 2)[1]
+    environment = torchrun_environment(
+        4, share, alone=False, cpus=8, interface="eth1", inherited={}
+    )
+    of = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+    assert [environment[name] for name in of] == ["4", "1", "5", "2", "1", "2"]
+    assert environment["GLOO_SOCKET_IFNAME"] == environment["NCCL_SOCKET_IFNAME"] == "eth1"
+    assert environment["OMP_NUM_THREADS"] == "4"
+
+
 def test_torchrun_environment() -> None:
-    shared = torchrun_environment(2, 4, "g1", alone=False, cpus=8, inherited={})
+    shared = torchrun_environment(
+        2, Share("g1", 4, 0, 4), alone=False, cpus=8, interface="lo", inherited={}
+    )
     assert (shared["LOCAL_RANK"], shared["LOCAL_WORLD_SIZE"]) == ("2", "4")
     assert (shared["GROUP_RANK"], shared["GROUP_WORLD_SIZE"]) == ("0", "1")
     assert shared["OMP_NUM_THREADS"] == "2"
-    alone = torchrun_environment(2, 4, "g1", alone=True, cpus=2, inherited={"OMP_NUM_THREADS": "7"})
+    alone = torchrun_environment(
+        2,
+        Share("g1", 4, 0, 4),
+        alone=True,
+        cpus=2,
+        interface="lo",
+        inherited={"OMP_NUM_THREADS": "7"},
+    )
     assert (alone["RANK"], alone["LOCAL_RANK"], alone["LOCAL_WORLD_SIZE"]) == ("2", "0", "1")
     assert (alone["GROUP_RANK"], alone["GROUP_WORLD_SIZE"]) == ("2", "4")
     assert "OMP_NUM_THREADS" not in alone
