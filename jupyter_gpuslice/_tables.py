@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from .broker.explain import clock_text
 
 
 def table(rows: Iterable[Sequence[str]]) -> str:
@@ -72,10 +75,19 @@ def describe_leases(leases: Sequence[Mapping[str, Any]]) -> str:
                 requested(lease),
                 holder_of(lease),
                 gib(memory) if lease["slices"] else "-",
-                f"position {position}" if position is not None else "",
+                f"position {position}" if position is not None else _end_of(lease),
             )
         )
     return table(rows)
+
+
+def _end_of(lease: Mapping[str, Any]) -> str:
+    """When a lease ends and why, where that is known."""
+    expires = lease.get("expires")
+    if expires is None or not lease["slices"]:
+        return ""
+    why = lease.get("detail") or ""
+    return f"ends {clock_text(expires, time.time())}{f': {why}' if why else ''}"
 
 
 def requested(lease: Mapping[str, Any]) -> str:
@@ -92,6 +104,9 @@ def gpu_hours(seconds: float | None) -> str:
 def holder_of(lease: Mapping[str, Any]) -> str:
     """The holder in words. Of somebody else's lease only its kind may be known."""
     holder = lease["holder"]
+    if str(holder.get("name") or "").startswith("process ") and holder.get("user"):
+        # A server of somebody's on a shared machine: who that is says more than its number.
+        return f"{holder['kind']} of {holder['user']} ({holder['name']})"
     return f"{holder['kind']} {holder.get('name') or holder.get('id') or '(not yours)'}"
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _administration
-from ._servers import CliError, Server, find_servers, session_server
+from ._servers import CliError, MachineBroker, Server, find_servers, session_server
 from ._tables import describe_leases, describe_pool, describe_usage, gib, known, table
 from ._version import __version__
 
@@ -68,7 +68,7 @@ NO_SERVER = (
 
 def show_status(args: argparse.Namespace) -> int:
     """Devices, what is free, who holds what."""
-    servers = find_servers()
+    servers = [MachineBroker(str(args.socket))] if args.socket else find_servers()
     if not servers:
         return _status_of_machine(args)
     found = []
@@ -285,8 +285,11 @@ def parser() -> argparse.ArgumentParser:
         show_status,
         "show devices, what is free, and who holds what",
         "Inside a session it asks that session's server; elsewhere every Jupyter server of yours "
-        "that runs on this machine, those that a hub started too; with none running it lists the "
-        "devices of this machine.",
+        "that runs on this machine, those that a hub started too, and the machine's GPU "
+        "broker; with none running it lists the devices of this machine.",
+    )
+    sub.add_argument(
+        "--socket", type=Path, metavar="PATH", help="ask the broker, or a hub's GPU service, there"
     )
     sub.add_argument("--json", action="store_true", help="print JSON, as the REST interface has it")
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from jupyter_gpuslice import __version__, _servers, cli
+from jupyter_gpuslice.broker.explain import clock_text
 
 
 @pytest.fixture
@@ -368,6 +369,58 @@ def test_profiles_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert [line.partition(" ")[0] for line in lines] == [f"{bad}:3:", f"{bad}:4:"]
     assert cli.main(["profiles", "check", str(tmp_path / "none.yaml")]) == 1
     assert "No such file" in capsys.readouterr().err
+
+
+def test_what_a_workstation_runs_needs_no_jupyterhub(tmp_path: Path) -> None:
+    """The broker and the commands on profiles, installed without any extra."""
+    code = """
+import sys
+from importlib import abc
+
+class Absent(abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {extras!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+import jupyter_gpuslice.workstation.service
+from jupyter_gpuslice.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+    extras = {
+        "batchspawner", "dockerspawner", "jupyterhub", "kubernetes_asyncio", "kubespawner",
+        "oauthlib", "requests", "sqlalchemy", "systemdspawner", "torch", "websocket",
+    }  # fmt: skip
+    profiles = tmp_path / "profiles.yaml"
+    profiles.write_text("profiles: [{slug: half, request: 0.5}]")
+    for command in (
+        ["profiles", "check", str(profiles)],
+        ["profiles", "convert", str(profiles), "--dialect", "hami"],
+        ["broker", "--help"],
+        ["status", "--help"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", code.format(extras=extras), *command],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("when", "words"),
+    [
+        ((2026, 12, 5, 16, 40, 0), "16:40"),
+        ((2026, 12, 6, 0, 5, 0), "2026-12-06 00:05"),
+        ((2027, 12, 5, 16, 40, 0), "2027-12-05 16:40"),
+    ],
+)
+def test_a_time_has_its_date_where_that_is_not_today(when: tuple[int, ...], words: str) -> None:
+    def seconds(*parts: int) -> float:
+        return time.mktime((*parts, 0, 0, -1))  # type: ignore[arg-type]
+
+    assert clock_text(seconds(*when), seconds(2026, 12, 5, 9, 0, 0)) == words
 
 
 def test_the_profiles_that_we_ship_are_valid() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -241,6 +242,17 @@ def hint(options: Sequence[str], workers: int = 1, some: int = 0) -> str:
 def amount(mib: int) -> str:
     """Memory in words for people."""
     return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib} MiB"
+
+
+def clock_text(when: float, now: float) -> str:
+    """A time of the day where the machine is, with the date where that is another one.
+
+    Both are seconds since the epoch.
+    """
+    then, today = time.localtime(when), time.localtime(now)
+    clock = time.strftime("%H:%M", then)
+    same = then[:3] == today[:3]
+    return clock if same else f"{time.strftime('%Y-%m-%d', then)} {clock}"
 
 
 def wait_text(seconds: float | None) -> str:

@@ -248,7 +248,7 @@ def _requested(profile: Profile, text: Any) -> GpuRequest:
     if why:
         raise ChoiceError(
             "over_limit",
-            f"{request} is not to be had with this profile: {why}",
+            f"The profile {profile.slug} does not give {request}: {why}",
             examples=profile.examples,
         )
     return request

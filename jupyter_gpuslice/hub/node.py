@@ -99,6 +99,14 @@ class Machine:
         return 0 if a == b else self.near.get((a, b), self.near.get((b, a), FAR))
 
 
+def _record(lease: Lease) -> None:
+    """A line of the log for each change of who holds what, for whoever has to answer for it."""
+    holder = lease.holder
+    who = f"{holder.user}, {holder.name or holder.id}"
+    why = f": {lease.detail}" if lease.detail else ""
+    log.info("Lease %s of %s (%s) is %s%s", lease.id, lease.request, who, lease.state, why)
+
+
 class Node(LeaseApi):
     """The pool of this machine. ``url`` is the address of its REST interface for user servers."""
 
@@ -185,6 +193,7 @@ class Node(LeaseApi):
             if lease.created < self._hub_began:
                 self.broker.release(lease.id, "The hub that asked for it is gone.")
         await self._node.start()
+        self.broker.subscribe(_record)
 
     def _adopt(self, session: Session) -> None:
         now = time.time()
@@ -358,13 +367,21 @@ class Node(LeaseApi):
                     self.broker.uncordon(device)
             if within is not None:
                 self._drain(set(devices), time.time() + within, why)
+            what = "Out of service" if cordoned else "Back into service"
+            when = f", drained within {within:.0f} s" if within is not None else ""
+            because = f": {why}" if why else ""
+            log.info("%s by %s%s: %s%s", what, caller.user, when, ", ".join(devices), because)
         except Exception as error:
             raise ApiError.of(error) from error
         self._node.pool_changed()
         return self.pool(caller)
 
     def _drain(self, devices: set[str], when: float, why: str) -> None:
-        told = f"Its GPU goes out of service: {why}" if why else "Its GPU goes out of service."
+        told = (
+            f"Its GPU goes out of service: {why.rstrip('. ')}."
+            if why
+            else ("Its GPU goes out of service.")
+        )
         for lease in self.broker.leases():
             if lease.holds and devices & {slice_.device for slice_ in lease.slices}:
                 self.broker.end_by(lease.id, when, told)

@@ -49,6 +49,7 @@ async def patiently(
 ) -> T:
     """``get()``, again and again while ``later(error)`` says why it may still come right."""
     deadline = time.monotonic() + PATIENCE
+    told = ""
     while True:
         try:
             return get()
@@ -59,6 +60,9 @@ async def patiently(
                 raise ServiceError(f"{said} {getattr(error, 'hint', '')}".strip()) from error
             if time.monotonic() > deadline:
                 raise ServiceError(why) from error
+            if why != told:
+                told = why
+                log.info("%s It is tried again for %.0f s.", why, PATIENCE)
             await asyncio.sleep(0.1)
 
 
@@ -68,8 +72,11 @@ def locked(error: Exception) -> str:
 
 def greeting(node: Node) -> str:
     devices = [member.device for member in node.broker.pool]
-    kind = "simulated GPUs" if any(d.kind == "simulated" for d in devices) else "GPUs"
+    simulated = any(device.kind == "simulated" for device in devices)
     if not devices:
         return f"There is no GPU to serve. {node.note}".strip()
     sessions = sum(lease.holds for lease in node.broker.leases())
-    return f"Serving {len(devices)} {kind} ({node.broker.isolation}); {sessions} sessions live."
+    kind = f"{'simulated ' if simulated else ''}GPU{'s' if len(devices) != 1 else ''}"
+    how = "" if simulated else f" ({node.broker.isolation})"
+    live = f"{sessions} session{'s' if sessions != 1 else ''} live"
+    return f"Serving {len(devices)} {kind}{how}; {live}."

@@ -224,6 +224,11 @@ class GpuSliceApp(ExtensionApp):
         socket = "" if os.environ.get(SHARE) else broker_socket(self.gpuslice.broker)
         if not socket or (given and not of_machine(given)):
             return given
+        if self.gpuslice.simulate:
+            self.log.warning(
+                "GpuSlice.simulate is not used: this machine's GPUs are those of the broker at %s.",
+                socket,
+            )
         upstream = Upstream(socket, self._waits, self.log)
         grant = await upstream.obtain(self.gpuslice.session_request)
         text = json.dumps(grant, separators=(",", ":"))
@@ -307,7 +312,7 @@ class GpuSliceApp(ExtensionApp):
             self._notice("warning", words, group["kernel"])
 
     def _notice(self, level: str, message: str, kernel: str | None) -> None:
-        self.log.info("Kernel %s: %s", kernel, message)
+        self.log.info("%s%s", f"Kernel {kernel}: " if kernel else "", message)
         self.events.notice(level, message, kernel)
 
     async def stop_extension(self) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..broker.explain import clock_text
 from ..request import GpuRequest
 from .api import ApiError
 from .grant import no_grant
@@ -107,6 +108,6 @@ def _waiting_words(lease: Mapping[str, Any]) -> str:
 
 
 def _end_words(lease: Mapping[str, Any]) -> str:
-    clock = time.strftime("%H:%M", time.localtime(lease["expires"]))
+    clock = clock_text(lease["expires"], time.time())
     why = f" {lease['detail']}" if lease["detail"] else ""
     return f"This server's GPU slice ends at {clock}, and the server with it.{why} Save your work."

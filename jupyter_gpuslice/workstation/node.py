@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from ..broker.lease import Holder, Lease
 from ..broker.limits import Limits
+from ..devices.process import Process
 from ..hub.choice import ChoiceError, Profiles, Selection
 from ..hub.node import Node
 from ..hub.profiles import parse_profiles
 from ..server.api import ApiError, Body, Caller, Holding
 from ..server.grant import grant_of
 from .peer import Peer, groups_called
+
+log = logging.getLogger(__name__)
 
 SHARE = "0.25"
 """What a session gets that does not say what it needs, where no profiles say it either."""
@@ -53,11 +57,19 @@ class Workstation(Node):
         """
         if not isinstance(caller, Peer) or caller.process is None:
             return await super().start_anew(caller, body)
+        try:
+            return self._start_anew(caller, caller.process, body)
+        except ApiError as error:
+            who = f"{caller.user}, process {caller.process.pid}"
+            log.info("Refused to %s: %s (%s)", who, error.message, error.reason)
+            raise
+
+    def _start_anew(self, caller: Peer, process: Process, body: Any) -> tuple[int, dict[str, Any]]:
         chosen = self._chosen(caller, Body(body, "request"))
         if chosen.request.kind == "none":
             raise ApiError(400, "bad_request", "A lease on no GPU is no lease.")
         for lease in self.broker.leases():
-            if lease.processes == (caller.process,):
+            if lease.processes == (process,):
                 if lease.holds and lease.request != chosen.request:
                     raise ApiError(
                         409,
@@ -69,12 +81,10 @@ class Workstation(Node):
                 if lease.request == chosen.request:
                     return (202 if lease.state == "queued" else 201), self._view(lease, caller)
                 self.broker.release(lease.id, f"{chosen.request} was asked for instead.")
-        lease = self._lease_for(caller, chosen)
+        lease = self._lease_for(caller, process, chosen)
         return (202 if lease.state == "queued" else 201), self._view(lease, caller)
 
-    def _lease_for(self, caller: Peer, chosen: Selection) -> Lease:
-        process = caller.process
-        assert process is not None  # noqa: S101 - for the type checker
+    def _lease_for(self, caller: Peer, process: Process, chosen: Selection) -> Lease:
         # Two slashes: no server of a hub is called so, or starting it would end this process.
         holder = Holder(
             "session", f"{caller.user}//{process.pid}", caller.user, f"process {process.pid}"

@@ -76,11 +76,19 @@ def _profiles(path: Path | None) -> Profiles | None:
     if path is None:
         return None
     try:
-        return load_profiles(path)
+        declared = load_profiles(path)
     except OSError as error:
         raise ServiceError(f"{path}: {error.strerror}.") from error
     except ProfileError as error:
         raise ServiceError(str(error)) from error
+    terms = (rule.terms for rule in declared.policies.rules)
+    if any(profile.idle for profile in declared.all) or any(said.get("idle") for said in terms):
+        log.warning(
+            "%s: nobody stops an idle server that a user has started, so `idle` is not kept here. "
+            "c.ServerApp.shutdown_no_activity_timeout in /etc/jupyter is its like.",
+            path,
+        )
+    return declared
 
 
 async def serve(settings: Settings, profiles: Profiles | None) -> None:
@@ -94,6 +102,8 @@ async def serve(settings: Settings, profiles: Profiles | None) -> None:
     ledger = await patiently(lambda: Ledger.open(settings.ledger), locked, done)
     source = await asyncio.to_thread(open_devices, settings.simulate, settings.reserve_mib)
     machine = await asyncio.to_thread(Machine.look, source)
+    if machine.devices and all(d.reserve_mib >= d.memory_mib for d in machine.devices):
+        raise ServiceError("--reserve-mib keeps all memory of every GPU, so none could be granted.")
     # What a hub asked for before is a hub's to ask about: see `Node.forget`.
     node = Workstation.of(machine, source, ledger, "", hub_began=0.0)
     node.profiles = profiles or anything(len(machine.devices))

@@ -99,6 +99,7 @@ def test_a_second_broker_on_the_same_ledger_ends_and_takes_nothing(broker: Broke
         (["--profiles=/nowhere.yaml"], "/nowhere.yaml: No such file or directory."),
         (["--simulate=foo"], "'foo' is neither a known model"),
         (["--reserve-mib=-5"], "--reserve-mib is a number of MiB"),
+        (["--simulate=t4:1", "--reserve-mib=900000"], "none could be granted"),
         (["--socket=/proc/none/s"], "/proc/none/s"),
         (["--ledger=/proc/none/ledger"], "cannot be written"),
     ],
@@ -110,6 +111,17 @@ def test_a_broker_that_cannot_serve_says_why(
     done = gpuslice("broker", *where, *options)
     assert done.returncode == 1
     assert words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_rule_that_a_broker_cannot_keep_is_named(tmp_path: Path) -> None:
+    (tmp_path / "profiles.yaml").write_text(
+        "profiles: [{slug: a, display_name: A, request: '0.25', idle: 30m}]"
+    )
+    # It ends by itself once the file was read: its folder cannot be.
+    where = ["--socket=/proc/none/s", f"--ledger={tmp_path / 'l'}", "--simulate=t4:1"]
+    done = gpuslice("broker", f"--profiles={tmp_path / 'profiles.yaml'}", *where)
+    assert done.returncode == 1
+    assert "so `idle` is not kept here" in done.stderr
 
 
 @pytest.mark.parametrize("damage", ["empty", "garbage", "lease"])
@@ -190,6 +202,7 @@ def test_status_and_usage_tell_of_the_broker(broker: Broker) -> None:
     assert f"The GPU broker of this machine ({broker.socket})" in run("status")
     (told, *_) = json.loads(run("status", "--json"))
     assert told["pool"]["devices"] == broker.ask("pool")["devices"]
+    assert run("status", f"--socket={broker.socket}") == run("status").split("\n\nThe Jupyter")[0]
     assert "GPU-hours" in run("usage") or "Nothing has been held yet" in run("usage")
 
 

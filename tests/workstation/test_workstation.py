@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -281,7 +282,13 @@ def test_an_administrator_drains_and_the_user_is_told_and_the_server_ends(make: 
     done = operate("drain", "0", "--within=25s", "--why=new fans")
     assert done.returncode == 0, done.stderr
     assert "out of service: new fans" in done.stdout
-    ana.until(lambda: "Its GPU goes out of service: new fans" in ana.log.read_text())
+    ana.until(lambda: "Its GPU goes out of service: new fans. Save" in ana.log.read_text())
+    (mine,) = (row for row in operate("status").stdout.splitlines() if " active " in row)
+    assert f"session of {make.ana.name} (process " in mine
+    assert re.search(r"ends (\d{4}-\d\d-\d\d )?\d\d:\d\d: Its GPU goes out of service", mine)
+    told = (broker.folder / "broker.log").read_text()
+    assert "Out of service by root, drained within 25 s: " in told
+    assert re.search(rf"Lease \S+ of 0.5 \({make.ana.name}, process \d+\) is active", told)
     assert eventually(lambda: ana.process.poll() is not None, "the end of the server")
     eventually(lambda: not broker.leases(), "the end of its lease")
     ben = make.lab(make.ben, broker, "--GpuSlice.session_request=0.5")
